@@ -12,6 +12,7 @@ from typing import Any
 import openai
 import uvicorn
 
+from viva.conversation.rendering import load_renderer
 from viva.engine import LocalServiceClient
 from viva.loopback import listen
 from viva.serve.app import ServerLimits, make_app
@@ -70,7 +71,7 @@ class Served:
 async def _open(model: str, state_dir: Path | None) -> tuple[LocalServiceClient, ServedPolicy]:
     service = LocalServiceClient(state_dir=state_dir, shared_batch=True)  # as `viva serve` makes it
     client = await service.create_sampling_client(base_model=model)
-    return service, ServedPolicy.of(client, model=model, renderer_name=None)
+    return service, ServedPolicy(client, load_renderer(client.get_tokenizer(), model_name=model))
 
 
 def wait_for(condition: Callable[[], object]) -> None:

@@ -8,11 +8,10 @@ from viva.scaling.counts import (
     Block,
     Call,
     Cost,
-    Markers,
+    Prompts,
     Template,
     TrainedReply,
     count_step,
-    message_blocks,
     rows_cost,
     tree_cost,
 )
@@ -60,13 +59,13 @@ def test_equal_keys_must_be_equal_tokens() -> None:
 
 
 def test_a_text_is_cut_at_markers_and_words_and_loses_nothing() -> None:
-    markers = Markers()
-    words = markers.new("words", 7.0)
+    prompts = Prompts(len, Template())
+    words = prompts.marker("words", 7.0)
     text = f"one\ntwo {words} three\n{words}"
-    keys = [block.key for block in markers.blocks(text, len)]
+    keys = [block.key for block in prompts.blocks([("user", text)])][1:-1]
     assert keys == ["one\n", "two ", "words", " ", "three\n", "words"]
-    assert markers.tokens(text, len) == len("one\ntwo  three\n") + 14
-    framed = message_blocks([("system", "S"), ("user", words)], markers, len, Template(), prefill='{"')
+    assert prompts.tokens(text) == len("one\ntwo  three\n") + 14
+    framed = prompts.blocks([("system", "S"), ("user", words)], prefill='{"')
     assert sum(block.tokens for block in framed) == 1 + 7 + 2 + 5 + 5 + 3
 
 

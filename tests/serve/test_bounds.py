@@ -13,7 +13,7 @@ from served_policies import TOKEN, Served, serving_policy, wait_for
 
 from viva.cli import main
 from viva.loopback import listen
-from viva.serve.app import TOKEN_VARIABLE, Places, choose_token
+from viva.serve.app import TOKEN_VARIABLE, choose_token
 
 LONG = {"model": "policy", "prompt": [1, 2, 3], "max_tokens": 250, "n": 128, "seed": 0, "stream": True}
 SHORT = {"model": "policy", "prompt": [1], "max_tokens": 1}
@@ -41,11 +41,12 @@ def test_beyond_the_queue_a_request_is_told_to_come_back_and_who_goes_frees_a_pl
         wait_for(lambda: client.post(address, json=SHORT).status_code == 200)
 
 
-def test_an_answer_that_takes_too_long_is_given_up(model: str) -> None:
-    with serving_policy(model, timeout_s=1e-6) as server:
-        with pytest.raises(openai.InternalServerError, match="took too long; ask for fewer tokens") as raised:
-            server.client().completions.create(**SHORT)
-        assert raised.value.status_code == 504
+def test_an_answer_that_takes_too_long_is_given_up_and_its_place_is_free(model: str) -> None:
+    with serving_policy(model, queue=1, timeout_s=1e-6) as server:
+        for _ in range(2):
+            with pytest.raises(openai.InternalServerError, match="too long; ask for fewer tokens") as raised:
+                server.client().completions.create(**SHORT)
+            assert raised.value.status_code == 504
         wait_for(lambda: not server.sequences())
 
 
@@ -162,10 +163,3 @@ def test_the_command_serves_until_it_is_interrupted() -> None:
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0
     assert said["OPENAI_API_KEY"] == TOKEN
-
-
-def test_places_are_given_back_whatever_happens() -> None:
-    places = Places(1)
-    with pytest.raises(RuntimeError, match="something"), places.take():
-        raise RuntimeError("something")
-    assert places.taken == 0

@@ -257,7 +257,7 @@ async def test_what_a_live_run_wrote_behind_its_last_checkpoint_is_no_damage(
 ) -> None:
     run = await write_run(tmp_path / "live", critique_transcript, is_over=False)
     check = LogCheck(run)
-    assert check.advance()
+    list(check.advance())
     assert check.problems == {}
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"step": 3, "rew')
@@ -275,12 +275,12 @@ async def test_a_check_goes_on_with_a_run_and_reads_no_byte_twice(
     monkeypatch.setattr(
         LogCheck, "_reach", lambda self, *given: hashed.append(given[2].size) or known(self, *given)
     )
-    check.advance()
-    check.advance()
+    list(check.advance())
+    list(check.advance())
     assert len(hashed) == 1
     log.write_step(3, {"reward/mean": 0.5})
     await checkpoints.save(Engine(), next_step=4, log_sizes=log.sizes())
-    check.advance()
+    list(check.advance())
     assert len(hashed) == 2
     assert check.problems == {}
     # the run is resumed from its first checkpoint, and writes something else
@@ -288,17 +288,17 @@ async def test_a_check_goes_on_with_a_run_and_reads_no_byte_twice(
     log.cut_back(checkpoints.all()[0].log_sizes)
     log.write_step(2, {"reward/mean": 0.75})
     await checkpoints.save(Engine(), next_step=3, log_sizes=log.sizes())
-    check.advance()
+    list(check.advance())
     assert check.problems == {}
 
 
 async def test_a_complete_run_may_go_on_for_more_steps_and_no_other_way(run: Path) -> None:
     RunLog(run).write_step(3, {"reward/mean": 0.5})
     check = LogCheck(run)
-    check.advance()
+    list(check.advance())
     assert check.problems == {}
     RunLog(run).cut_back(Checkpoints(run).all()[-1].log_sizes)
     RunLog(run).write_step(1, {"reward/mean": 0.5})
     check = LogCheck(run)
-    check.advance()
+    list(check.advance())
     assert list(check.problems) == ["metrics.jsonl"]

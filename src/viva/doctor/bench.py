@@ -3,6 +3,7 @@
 Legend: ``_T`` target tokens, ``_S`` sequences.
 """
 
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
@@ -47,8 +48,8 @@ class Bench:
     tolerance: float = 0.1
     """Mean absolute difference of logprobs that rounding may make; bfloat16 needs a generous one."""
     learning_rate: float = 1e-4
-    """Raised by `viva.doctor.training.calibrate` until a step shows."""
-    noise: float | None = field(default=None, init=False)
+    """Raised by `viva.doctor.training.aim` until a step shows."""
+    noise: float = math.nan
     """Set by the same: changes of a logprob up to which nothing has moved."""
     tokenizer: Any = field(init=False)
     tokens: list[int] = field(init=False)

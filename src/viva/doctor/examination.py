@@ -5,7 +5,6 @@ import platform
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
 
 import tinker
 
@@ -166,7 +165,7 @@ class Report:
         """Whether every answer was yes."""
         return all(finding.answer == "yes" for finding in self.findings)
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> dict[str, object]:
         """The examination ready for JSON; ``format`` rises when a field changes its meaning."""
         return {
             "format": 1,

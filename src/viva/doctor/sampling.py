@@ -9,9 +9,9 @@ from typing import Any, cast
 import numpy as np
 import tinker
 
-from viva.doctor.bench import Array, Bench, Probe, WrongAnswerError, policy_datum
-from viva.doctor.training import calibrate, quietest
-from viva.judging.judge import accepts, sample
+from viva.doctor.bench import Array, Bench, Probe, WrongAnswerError
+from viva.doctor.training import aim
+from viva.judging.judge import SamplingClient, accepts, sample
 
 _TOP_K = 5
 _NUM_SAMPLES = 4
@@ -48,20 +48,15 @@ async def _agreement(bench: Bench) -> str:
 
 async def _after_three_steps(bench: Bench) -> tuple[float, float, float]:
     """Changes of a logprob in three steps: for the trainer, a sampler made before them, one made after them."""
-    await calibrate(bench)
+    target = await aim(bench)
     old = await bench.sampler()
-    before_T, (p_T,) = await _prompt_logprobs(bench, old), await bench.score(bench.tokens)
-    place = quietest(p_T)
-    advantages_T = np.zeros_like(p_T)
-    advantages_T[place] = -1.0
+    before_T = await _prompt_logprobs(bench, old)
     for _ in range(3):
-        await bench.step([policy_datum(bench.tokens, p_T, advantages_T)], "importance_sampling")
-    (trained_T,) = await bench.score(bench.tokens)
+        await bench.step([target.push(-1.0)], "importance_sampling")
     new_T = await _prompt_logprobs(bench, await bench.sampler())
     same_T = await _prompt_logprobs(bench, old)
-    changes = (trained_T - p_T, same_T - before_T, new_T - before_T)
-    trained, stayed, followed = (float(change[place]) for change in changes)
-    return trained, stayed, followed
+    stayed, followed = (float((now_T - before_T)[target.place]) for now_T in (same_T, new_T))
+    return await target.change(), stayed, followed
 
 
 async def _followers(bench: Bench) -> str:
@@ -83,40 +78,38 @@ async def _snapshots(bench: Bench) -> str:
     return f"three steps change a logprob by {trained:+.2g}, for a sampler made before them by {stayed:+.2g}"
 
 
-async def _prompt_logprobs(bench: Bench, client: Any) -> Array:
+async def _prompt_logprobs(bench: Bench, client: SamplingClient) -> Array:
     """Logprobs of the prompt's tokens but the first, also from an engine that leaves the first one's place out."""
-    reported = await _reported_of_prompt(bench, client)
+    reported = await _reported_of_prompt(client, bench.prompt)
     if len(reported) < len(bench.tokens) - 1:
         raise WrongAnswerError(f"a prompt of {len(bench.tokens)} tokens has {len(reported)} logprobs")
-    return np.array([np.nan if value is None else value for value in reported[-len(bench.tokens) + 1 :]])
+    return np.array(reported[-len(bench.tokens) + 1 :], dtype=np.float64)  # an empty place is no number
 
 
-async def _reported_of_prompt(bench: Bench, client: Any) -> list[float | None]:
+async def _reported_of_prompt(client: SamplingClient, prompt: tinker.ModelInput) -> list[float | None]:
     params = tinker.SamplingParams(max_tokens=1, seed=1)
-    response = await sample(client, bench.prompt, params, include_prompt_logprobs=True)
+    response = await sample(client, prompt, params, include_prompt_logprobs=True)
     return list(response.prompt_logprobs or [])
 
 
 async def _prompts(bench: Bench) -> str:
-    client = await bench.sampler()
-    count = len(await _reported_of_prompt(bench, client))
-    if count != len(bench.tokens):
+    reported = await _reported_of_prompt(await bench.sampler(), bench.prompt)
+    if len(reported) != len(bench.tokens):
         raise WrongAnswerError(
-            f"a prompt of {len(bench.tokens)} tokens has {count} logprobs; the first one has a place, too, an empty one"
+            f"a prompt of {len(bench.tokens)} tokens has {len(reported)} logprobs; the first one has a place, too, an "
+            "empty one"
         )
-    reported_T = await _prompt_logprobs(bench, client)
     (trained_T,) = await bench.score(bench.tokens)
-    gap = bench.check_gap(reported_T, trained_T, "logprobs of the prompt differ from the trainer's")
+    what = "logprobs of the prompt differ from the trainer's"
+    gap = bench.check_gap(np.array(reported[1:], dtype=np.float64), trained_T, what)
     return f"they differ from the trainer's by {gap:.2g} on average"
 
 
 async def _prompt_end(bench: Bench) -> str:
     """A judge without alternatives asks for this: the logprob of a token that is put behind the prompt."""
-    params = tinker.SamplingParams(max_tokens=1, seed=1)
-    reported, client = [], await bench.sampler()
-    for token in bench.tokens[:2]:
-        response = await sample(client, bench.prompt.append_int(token), params, include_prompt_logprobs=True)
-        reported.append((response.prompt_logprobs or [None])[-1])
+    client = await bench.sampler()
+    rows = [await _reported_of_prompt(client, bench.prompt.append_int(token)) for token in bench.tokens[:2]]
+    reported = [row[-1] if row else None for row in rows]
     if None in reported:
         raise WrongAnswerError(f"the last tokens of two prompts have the logprobs {reported}")
     trained = np.concatenate(await bench.score_completions(*([token] for token in bench.tokens[:2])))

@@ -10,7 +10,7 @@ Legend: ``p`` the trainer's logprob, ``q`` the sampler's, ``a`` the advantage, `
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, cast
 
@@ -27,66 +27,81 @@ _FORGETTING = 0.2
 """Share of a step that a restored optimiser may differ by."""
 
 
-def quietest(p_T: Array) -> int:
-    """The target that is neither certain nor hopeless, so that it can move both ways."""
-    return int(np.abs(p_T + 1.5).argmin())
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A target of the bench's sentence that steps push up or down."""
+
+    bench: Bench
+    p_T: Array
+    """The trainer's logprobs of the sentence before it is pushed."""
+    place: int
+
+    def push(self, advantage: float, *, shift: float = 0.0, weighted: bool = False) -> tinker.Datum:
+        """A datum with this advantage of it alone, whose logprob of the sampler lies `shift` below the trainer's."""
+        q_T, advantages_T = self.p_T.copy(), np.zeros_like(self.p_T)
+        q_T[self.place] -= shift
+        advantages_T[self.place] = advantage
+        return policy_datum(self.bench.tokens, q_T, advantages_T, weighted=weighted)
+
+    async def change(self) -> float:
+        """The change of its logprob since."""
+        (after_T,) = await self.bench.score(self.bench.tokens)
+        return float(after_T[self.place] - self.p_T[self.place])
+
+    async def check_moved(self, expected: float, what: str) -> float:
+        """The change; raises `WrongAnswerError` unless it is more than noise, and has the sign of what is expected."""
+        change = await self.change()
+        if np.sign(expected) * change <= self.bench.noise:
+            must = "rise" if expected > 0 else "fall"
+            raise WrongAnswerError(f"{what}: the target's logprob must {must}, it changed by {change:+.2g}")
+        return change
 
 
-async def moved(bench: Bench, before_T: Array, place: int) -> float:
-    """The change of the logprob of a target."""
-    (after_T,) = await bench.score(bench.tokens)
-    return float(after_T[place] - before_T[place])
+async def aim(bench: Bench, place: int | None = None) -> Target:
+    """A target of a calibrated bench: by default one neither certain nor hopeless, so that it can move both ways."""
+    if math.isnan(bench.noise):
+        await _calibrate(bench)
+    return await _target(bench, place)
 
 
-async def calibrate(bench: Bench) -> float:
-    """Raise the bench's learning rate until one step moves a target visibly; done once.
+async def _target(bench: Bench, place: int | None = None) -> Target:
+    (p_T,) = await bench.score(bench.tokens)
+    return Target(bench, p_T, int(np.abs(p_T + 1.5).argmin()) if place is None else place)
 
-    Returns:
-        Changes of a logprob up to which nothing has moved.
+
+async def _calibrate(bench: Bench) -> None:
+    """Raise the bench's learning rate until one step moves a target visibly.
 
     Raises:
         WrongAnswerError: If no step moves the target up.
     """
-    if bench.noise is not None:
-        return bench.noise
-    (first_T,) = await bench.score(bench.tokens)
-    (second_T,) = await bench.score(bench.tokens)
-    place = quietest(first_T)
-    noise = 3 * float(np.abs(first_T - second_T).max())
+    first, target = await _target(bench), await _target(bench)
+    noise = 3 * float(np.abs(first.p_T - target.p_T).max())
     while bench.learning_rate <= _LARGEST_RATE:
-        await bench.step([_push(bench, second_T, place, 1.0)], "importance_sampling")
-        change = await moved(bench, second_T, place)
-        if change > max(10 * noise, _SMALLEST_MOVE):
+        await bench.step([target.push(1.0)], "importance_sampling")
+        change = await target.change()
+        if change > _visible(noise):
             bench.noise = noise
-            return noise
-        if change < -max(10 * noise, _SMALLEST_MOVE):
+            return
+        if change < -_visible(noise):
             raise WrongAnswerError(
                 f"a step makes a rewarded target less probable: its logprob changed by {change:+.2g}"
             )
-        (second_T,) = await bench.score(bench.tokens)
+        target = await _target(bench, target.place)
         bench.learning_rate *= _GROWTH
     raise WrongAnswerError(
         f"steps with learning rates up to {_LARGEST_RATE} do not make a rewarded target more probable"
     )
 
 
-def _push(bench: Bench, p_T: Array, place: int, advantage: float) -> tinker.Datum:
-    advantages_T = np.zeros_like(p_T)
-    advantages_T[place] = advantage
-    return policy_datum(bench.tokens, p_T, advantages_T)
-
-
-def check_move(change: float, expected: float, noise: float, what: str) -> None:
-    """Raise `WrongAnswerError` unless a logprob moved by more than noise in the expected direction."""
-    if np.sign(expected) * change <= noise:
-        raise WrongAnswerError(
-            f"{what}: the target's logprob must {'rise' if expected > 0 else 'fall'}, it changed by {change:+.2g}"
-        )
+def _visible(noise: float) -> float:
+    return max(10 * noise, _SMALLEST_MOVE)
 
 
 async def _step(bench: Bench) -> str:
-    noise = await calibrate(bench)
-    return f"learning rate {bench.learning_rate:.2g} moves a logprob by more than {max(10 * noise, _SMALLEST_MOVE):.2g}"
+    await aim(bench)
+    moved = _visible(bench.noise)
+    return f"learning rate {bench.learning_rate:.2g} moves a logprob by more than {moved:.2g}"
 
 
 async def _mixed(bench: Bench) -> str:
@@ -102,67 +117,55 @@ async def _mixed(bench: Bench) -> str:
 
 
 async def _accumulation(bench: Bench) -> str:
-    noise = await calibrate(bench)
     for advantages, expected in (((3.0, -1.0), 1), ((1.0, -3.0), -1)):
-        (p_T,) = await bench.score(bench.tokens)
-        place = quietest(p_T)
+        target = await aim(bench)
         for advantage in advantages:
-            await bench.client.forward_backward([_push(bench, p_T, place, advantage)], "importance_sampling")
+            await bench.client.forward_backward([target.push(advantage)], "importance_sampling")
         # what is only computed forward must leave no gradient
-        await bench.client.forward([_push(bench, p_T, place, -9.0 * expected)], "importance_sampling")
+        await bench.client.forward([target.push(-9.0 * expected)], "importance_sampling")
         await bench.optim_step()
         what = f"two calls of forward_backward with advantages {advantages}, then one of forward, then a step"
-        check_move(await moved(bench, p_T, place), expected, noise, what)
+        await target.check_moved(expected, what)
     return "calls add up until the step; forward adds nothing"
 
 
 async def _custom_loss(bench: Bench) -> str:
-    noise = await calibrate(bench)
     for sign in (1.0, -1.0):
-        (p_T,) = await bench.score(bench.tokens)
-        place = quietest(p_T)
+        target = await aim(bench)
 
         def loss(
-            data: Any, logprobs: Any, sign: float = sign, place: int = place
+            data: object, logprobs: Any, sign: float = sign, place: int = target.place
         ) -> tuple[Any, dict[str, float]]:
             return -sign * logprobs[0][place], {}
 
-        bare = policy_datum(bench.tokens, p_T, np.ones_like(p_T), weighted=True)
+        bare = policy_datum(bench.tokens, target.p_T, np.ones_like(target.p_T), weighted=True)
         pending: Any = cast(Any, bench.client).forward_backward_custom([bare], loss)
         await settled(await settled(pending))  # older SDKs: a coroutine of a future
         await bench.optim_step()
-        what = f"a loss of {-sign:+.0f} times a target's logprob"
-        check_move(await moved(bench, p_T, place), sign, noise, what)
+        await target.check_moved(sign, f"a loss of {-sign:+.0f} times a target's logprob")
     return "targets move as the loss says"
 
 
 async def _checkpoint(bench: Bench) -> str:
-    noise = await calibrate(bench)
-    (p_T,) = await bench.score(bench.tokens)
-    place = quietest(p_T)
-    up, down = (_push(bench, p_T, place, advantage) for advantage in (1.0, -1.0))
-    await bench.step([up], "importance_sampling")
-    saved = (await bench.client.save_state("doctor")).path
-    (saved_T,) = await bench.score(bench.tokens)
+    start = await aim(bench)
+    await bench.step([start.push(1.0)], "importance_sampling")
+    path = (await bench.client.save_state("doctor")).path
+    saved = await aim(bench, start.place)
+    step = abs(float(saved.p_T[start.place] - start.p_T[start.place]))
     # the optimiser remembers the step up, so this one differs from that of a new optimiser
-    memory = {"beta1": 0.9, "beta2": 0.95}
+    down, memory = start.push(-1.0), {"beta1": 0.9, "beta2": 0.95}
     await bench.step([down], "importance_sampling", **memory)
-    went_on = await moved(bench, saved_T, place)
-    restored = Bench(
-        service=bench.service,
-        client=await settled(bench.service.create_training_client_from_state_with_optimizer(saved)),
-        learning_rate=bench.learning_rate,
-    )
-    (restored_T,) = await restored.score(bench.tokens)
-    gap = float(np.abs(restored_T - saved_T).mean())
-    if gap > max(noise, bench.tolerance * abs(float(saved_T[place] - p_T[place]))):
+    went_on = await saved.change()
+    client = await settled(bench.service.create_training_client_from_state_with_optimizer(path))
+    restored = await aim(replace(bench, client=client), start.place)
+    gap = float(np.abs(restored.p_T - saved.p_T).mean())
+    if gap > max(bench.noise, bench.tolerance * step):
         raise WrongAnswerError(
             f"the logprobs of restored weights differ from the saved ones by {gap:.2g} on average"
         )
-    await restored.step([down], "importance_sampling", **memory)
-    change = await moved(restored, restored_T, place)
-    step = abs(float(saved_T[place] - p_T[place]))
-    if abs(change - went_on) > max(2 * noise, _FORGETTING * step):
+    await restored.bench.step([down], "importance_sampling", **memory)
+    change = await restored.change()
+    if abs(change - went_on) > max(2 * bench.noise, _FORGETTING * step):
         raise WrongAnswerError(
             f"the next step changes a logprob by {went_on:+.2g}, after a restart from the checkpoint by {change:+.2g}: "
             "the optimiser's state is not restored"
@@ -171,35 +174,21 @@ async def _checkpoint(bench: Bench) -> str:
 
 
 async def _two(bench: Bench) -> str:
-    noise = await calibrate(bench)
-    (before_T,) = await bench.score(bench.tokens)
-    place = quietest(before_T)
-    saved = (await bench.client.save_state("doctor-second")).path
-    second = Bench(
-        service=bench.service,
-        client=await settled(bench.service.create_training_client_from_state(saved)),
-        learning_rate=bench.learning_rate,
-    )
-    pairs = (("first", bench, second, 1.0), ("second", second, bench, -1.0))
-    for name, trained, other, advantage in pairs:
-        (own_T,) = await trained.score(bench.tokens)
-        (others_T,) = await other.score(bench.tokens)
+    place = (await aim(bench)).place
+    path = (await bench.client.save_state("doctor-second")).path
+    second = replace(bench, client=await settled(bench.service.create_training_client_from_state(path)))
+    for name, trained, other, advantage in (("first", bench, second, 1.0), ("second", second, bench, -1.0)):
+        own, others = await aim(trained, place), await aim(other, place)
         # the other's gradient is not used up by this one's step
-        await other.client.forward_backward(
-            [_push(bench, others_T, place, -advantage)], "importance_sampling"
-        )
-        await trained.step([_push(bench, own_T, place, advantage)], "importance_sampling")
-        check_move(
-            await moved(trained, own_T, place), advantage, noise, f"a step of the {name} of two clients"
-        )
-        if abs(change := await moved(other, others_T, place)) > noise:
+        await other.client.forward_backward([others.push(-advantage)], "importance_sampling")
+        await trained.step([own.push(advantage)], "importance_sampling")
+        await own.check_moved(advantage, f"a step of the {name} of two clients")
+        if abs(change := await others.change()) > bench.noise:
             raise WrongAnswerError(
                 f"a step of the {name} of two training clients changed a logprob of the other by {change:+.2g}"
             )
         await other.optim_step()
-        check_move(
-            await moved(other, others_T, place), -advantage, noise, f"a step behind the {name} client's"
-        )
+        await others.check_moved(-advantage, f"a step behind the {name} client's")
     return "each of two clients has weights and gradients of its own"
 
 
@@ -226,8 +215,8 @@ class Formula:
     """Derivative with respect to ``p``."""
     config: Config
     """Its defaults."""
-    other_config: Config = field(default_factory=dict[str, float])
-    """Settings that must make a difference."""
+    given: tuple[Config, ...] = ({},)
+    """Settings to ask with; those behind the empty ones must make a difference."""
 
 
 def _clipped(p: Array, q: Array, config: Config) -> Array:
@@ -253,19 +242,19 @@ FORMULAS: Mapping[str, Formula] = MappingProxyType(
             value=lambda p, q, a, config: -np.minimum(np.exp(p - q) * a, _clipped(p, q, config) * a),
             slope=_ppo_slope,
             config={"clip_low_threshold": 0.8, "clip_high_threshold": 1.2},
-            other_config={"clip_low_threshold": 0.5, "clip_high_threshold": 3.0},
+            given=({}, {"clip_low_threshold": 0.5, "clip_high_threshold": 3.0}),
         ),
         "cispo": Formula(
             value=lambda p, q, a, config: -_clipped(p, q, config) * a * p,
             slope=lambda p, q, a, config: -_clipped(p, q, config) * a,
             config={"clip_low_threshold": 0.0, "clip_high_threshold": 4.0},
-            other_config={"clip_low_threshold": 0.5, "clip_high_threshold": 3.0},
+            given=({}, {"clip_low_threshold": 0.5, "clip_high_threshold": 3.0}),
         ),
         "dro": Formula(
             value=lambda p, q, a, config: -(p * a - 0.5 * config["beta"] * (p - q) ** 2),
             slope=lambda p, q, a, config: -(a - config["beta"] * (p - q)),
             config={"beta": 0.05},
-            other_config={"beta": 0.5},
+            given=({}, {"beta": 0.5}),
         ),
     }
 )
@@ -289,11 +278,7 @@ def value_probe(loss_fn: str, config: Config | None = None) -> Probe:
     """Whether the engine's value of a loss is right, by default without settings and then with others."""
     if loss_fn not in FORMULAS:
         raise ValueError(f"loss_fn must be one of {', '.join(FORMULAS)}; got {loss_fn!r}")
-    given = (
-        ([{}, FORMULAS[loss_fn].other_config] if FORMULAS[loss_fn].other_config else [{}])
-        if config is None
-        else [config]
-    )
+    given = FORMULAS[loss_fn].given if config is None else (config,)
 
     async def ask(bench: Bench) -> str:
         return "; ".join([await _value(bench, loss_fn, settings) for settings in given])
@@ -330,32 +315,20 @@ async def _value(bench: Bench, loss_fn: str, given: Config) -> str:
 
 def direction_probe(loss_fn: str) -> Probe:
     """Whether steps along a loss of `FORMULAS` go where its formula says; moves the weights."""
+    formula = FORMULAS[loss_fn]
 
     async def ask(bench: Bench) -> str:
-        noise = await calibrate(bench)
         signs = ""
         for pushes in _PUSHES:
-            expected, seen = await _push_all(bench, loss_fn, pushes)
-            signs += "+" if seen > 0 else "-"
-            check_move(seen, expected, noise, f"pushes of (log-ratio, advantage) {pushes}")
+            target = await aim(bench)
+            data, slope = [], 0.0
+            for shift, advantage in pushes:
+                data.append(target.push(advantage, shift=shift, weighted=loss_fn == "cross_entropy"))
+                p_1 = target.p_T[[target.place]]
+                slope += float(formula.slope(p_1, p_1 - shift, np.array([advantage]), formula.config)[0])
+            await bench.step(data, loss_fn)
+            change = await target.check_moved(-slope, f"pushes of (log-ratio, advantage) {pushes}")
+            signs += "+" if change > 0 else "-"
         return f"targets move as they must: {signs}"
 
     return Probe(name=f"direction of {loss_fn}", ask=ask)
-
-
-async def _push_all(
-    bench: Bench, loss_fn: str, pushes: tuple[tuple[float, float], ...]
-) -> tuple[float, float]:
-    """Minus the slope of the formula, and how the logprob of the target changed in a step."""
-    formula = FORMULAS[loss_fn]
-    (p_T,) = await bench.score(bench.tokens)
-    place = quietest(p_T)
-    data, expected = [], 0.0
-    for shift, advantage in pushes:
-        q_T, advantages_T = p_T.copy(), np.zeros_like(p_T)
-        q_T[place] -= shift
-        advantages_T[place] = advantage
-        data.append(policy_datum(bench.tokens, q_T, advantages_T, weighted=loss_fn == "cross_entropy"))
-        expected -= float(formula.slope(p_T, q_T, advantages_T, formula.config)[place])
-    await bench.step(data, loss_fn)
-    return expected, await moved(bench, p_T, place)

@@ -88,8 +88,9 @@ def tree_cost(paths: Iterable[Blocks]) -> Cost:
 Counter: TypeAlias = Callable[[str], float]
 """Tokens of a text of the package's own."""
 
-_WORDS = re.compile(r"\S+\s*|\s+")
-_FIRST_MARKER = 0xF0000  # a plane of private characters: no prompt has them
+_FIRST_MARKER = 0xF0000  # planes of private characters: no prompt has them
+_PIECE = re.compile("[\U000f0000-\U0010ffff]|[^\\s\U000f0000-\U0010ffff]+\\s*|\\s+")
+"""A marker, or a word with the space behind it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,57 +134,40 @@ class Call:
     """The agent that gives a solution in this reply; ``None`` if none is given."""
 
 
-class Markers:
-    """Characters that stand for words of agents."""
+class Prompts:
+    """Prompts in a chat format as blocks: one for a word, and one for a marker, a character that stands for words.
 
-    def __init__(self) -> None:
-        self._blocks: dict[str, Block] = {}
+    Args:
+        count: Tokens of a word of the package's own.
+        template: Tokens that the chat format adds.
+    """
 
-    def new(self, key: Hashable, tokens: float) -> str:
+    def __init__(self, count: Counter, template: Template) -> None:
+        self._count = count
+        self._frames = {"system": template.system, "user": template.user, "assistant": template.assistant}
+        self._reply = template.reply
+        self._markers: dict[str, Block] = {}
+
+    def marker(self, key: Hashable, tokens: float) -> str:
         """A character for words of so many tokens; equal keys are equal words."""
-        marker = chr(_FIRST_MARKER + len(self._blocks))
-        self._blocks[marker] = Block(key=key, tokens=tokens)
+        marker = chr(_FIRST_MARKER + len(self._markers))
+        self._markers[marker] = Block(key=key, tokens=tokens)
         return marker
 
-    def blocks(self, text: str, count: Counter) -> list[Block]:
-        """A text as blocks: a block for each marker, and for each word between them with the space behind it."""
+    def blocks(self, messages: Iterable[tuple[str, str]], *, prefill: str = "") -> tuple[Block, ...]:
+        """A prompt: role and text of every message, then the beginning of the reply."""
         found: list[Block] = []
-        literal: list[str] = []
+        for role, text in messages:
+            found += [Block(key=("frame", role), tokens=self._frames[role]), *self._text(text)]
+        return (*found, Block(key=("frame", "reply"), tokens=self._reply), *self._text(prefill))
 
-        def flush() -> None:
-            for word in _WORDS.findall("".join(literal)):
-                found.append(Block(key=word, tokens=count(word)))
-            literal.clear()
-
-        for character in text:
-            if character in self._blocks:
-                flush()
-                found.append(self._blocks[character])
-            else:
-                literal.append(character)
-        flush()
-        return found
-
-    def tokens(self, text: str, count: Counter) -> float:
+    def tokens(self, text: str) -> float:
         """Tokens of a text."""
-        return sum(block.tokens for block in self.blocks(text, count))
+        return sum(block.tokens for block in self._text(text))
 
-
-def message_blocks(
-    messages: Iterable[tuple[str, str]],
-    markers: Markers,
-    count: Counter,
-    template: Template,
-    *,
-    prefill: str = "",
-) -> tuple[Block, ...]:
-    """A prompt in the chat format: role and text of every message, then the beginning of the reply."""
-    frames = {"system": template.system, "user": template.user, "assistant": template.assistant}
-    found: list[Block] = []
-    for role, text in messages:
-        found += [Block(key=("frame", role), tokens=frames[role]), *markers.blocks(text, count)]
-    found.append(Block(key=("frame", "reply"), tokens=template.reply))
-    return (*found, *markers.blocks(prefill, count))
+    def _text(self, text: str) -> list[Block]:
+        pieces: list[str] = _PIECE.findall(text)
+        return [self._markers.get(each) or Block(key=each, tokens=self._count(each)) for each in pieces]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,6 +178,16 @@ class Passes:
     tree: Cost
     targets: float = 0.0
     """Positions at which the output layer is needed, with gradients or for logprobs; the same either way."""
+
+    def __add__(self, other: "Passes") -> "Passes":
+        """The passes of both."""
+        return Passes(
+            rows=self.rows + other.rows, tree=self.tree + other.tree, targets=self.targets + other.targets
+        )
+
+    def cost(self, *, reuse: bool) -> Cost:
+        """Work with or without prefix reuse."""
+        return self.tree if reuse else self.rows
 
     @property
     def saved(self) -> float:
@@ -250,8 +244,7 @@ def count_step(calls: Sequence[Call], num_groups: int, *, checked: Sequence[Trai
     scored = [passed for call in calls for passed in call.scored]
     decoded = Cost()
     for call in (*agents, *judges):
-        start = sum(block.tokens for block in call.prompt)
-        decoded += Cost(tokens=call.reply, pairs=call.reply * start + call.reply * (call.reply + 1) / 2)
+        decoded += _block_cost(sum(block.tokens for block in call.prompt), call.reply)
     return Counts(
         num_groups=num_groups,
         num_calls=len(agents) * num_groups,
@@ -266,14 +259,10 @@ def count_step(calls: Sequence[Call], num_groups: int, *, checked: Sequence[Trai
             sum(block.tokens for call in outside for block in call.prompt) * num_groups,
             sum(call.reply for call in outside) * num_groups,
         ),
-        scored=_sum(_reply_passes(scored, num_groups), _reply_passes(checked, 1)),
+        scored=_reply_passes(scored, num_groups) + _reply_passes(checked, 1),
         trained=_reply_passes(trained, num_groups),
         num_datums=len(trained) * num_groups,
     )
-
-
-def _sum(one: Passes, other: Passes) -> Passes:
-    return Passes(rows=one.rows + other.rows, tree=one.tree + other.tree, targets=one.targets + other.targets)
 
 
 def _passes(paths: Sequence[Blocks], num_groups: int, targets: float = 0.0) -> Passes:

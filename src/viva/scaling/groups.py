@@ -15,7 +15,7 @@ from viva.conversation.protocol import Protocol, View
 from viva.conversation.records import Solution, Turn
 from viva.conversation.roles import Roles
 from viva.judging.comparison import VERDICT_PREFIX
-from viva.scaling.counts import Block, Call, Counter, Markers, Template, TrainedReply, message_blocks
+from viva.scaling.counts import Block, Call, Counter, Prompts, Template, TrainedReply
 
 
 @chz.chz
@@ -41,11 +41,10 @@ class Text:
     count: Counter
     template: Template = field(default_factory=Template)
 
-    def blocks(
-        self, messages: Sequence[tuple[str, str]], markers: Markers, *, prefill: str = ""
-    ) -> tuple[Block, ...]:
-        """A prompt in the chat format, see `message_blocks`."""
-        return message_blocks(messages, markers, self.count, self.template, prefill=prefill)
+    def prompts(self, problem: Hashable = "problem") -> tuple[Prompts, str]:
+        """Prompts about a problem, and the marker of its words."""
+        prompts = Prompts(self.count, self.template)
+        return prompts, prompts.marker(problem, self.lengths.prompt_tokens)
 
 
 def solution_key(agent_id: int, round_index: int) -> Hashable:
@@ -61,8 +60,7 @@ def conversation_calls(
     Replies to segments of the user's own are as long as solutions. Several policies (`roles`) share no prefix, and
     those that take part alone are not trained.
     """
-    markers = Markers()
-    question = markers.new("problem", text.lengths.prompt_tokens)
+    prompts, question = text.prompts()
     turns: list[Turn] = []
     calls: list[Call] = []
     wave = -1
@@ -76,13 +74,16 @@ def conversation_calls(
             view = view_of(protocol, num_agents, range(num_agents), agent_id, round_index, "cost")
             for lane, segment in enumerate(round_.segments):
                 if segment.votes_on is not None:
-                    prompts = _pair_prompts(protocol, question, before, view, lane)
-                    calls += [_pair_call(protocol, prompt, text, markers, wave) for prompt in prompts]
+                    texts = protocol.voted_on(before, view, lane).values()
+                    asked = [
+                        protocol.pair_prompt(question, *pair, view, lane) for pair in permutations(texts, 2)
+                    ]
+                    calls += [_pair_call(protocol, each, prompts, wave) for each in asked]
                     continue
-                reply = _reply_text(segment.name, view, text.lengths, markers)
+                reply = _reply_text(segment.name, view, text.lengths, prompts)
                 asked = protocol.prompt(question, before, view, lane)
-                prompt = text.blocks([("system", protocol.system_prompt), ("user", asked)], markers)
-                tokens = markers.tokens(reply, text.count) + _STOP_TOKENS
+                prompt = prompts.blocks([("system", protocol.system_prompt), ("user", asked)])
+                tokens = prompts.tokens(reply) + _STOP_TOKENS
                 earns = segment.stream is not None
                 if roles is not None:
                     speaker = roles.speaker(agent_id, segment.name)
@@ -107,26 +108,18 @@ def conversation_calls(
     return calls
 
 
-def _pair_prompts(
-    protocol: Protocol, question: str, turns: Sequence[Turn], view: View, lane: int
-) -> list[str]:
-    """The user messages of an agent's vote by label probabilities: every pair, in both orders."""
-    texts = protocol.voted_on(turns, view, lane).values()
-    return [protocol.pair_prompt(question, one, other, view, lane) for one, other in permutations(texts, 2)]
-
-
-def _pair_call(protocol: Protocol, asked: str, text: Text, markers: Markers, wave: int) -> Call:
+def _pair_call(protocol: Protocol, asked: str, prompts: Prompts, wave: int) -> Call:
     """One comparison by label probabilities, of which one token is read."""
     messages = [("system", protocol.system_prompt), ("user", asked)]
-    prompt = text.blocks(messages, markers, prefill=VERDICT_PREFIX)
+    prompt = prompts.blocks(messages, prefill=VERDICT_PREFIX)
     return Call(prompt=prompt, reply=1.0, role="judge", wave=wave)
 
 
-def _reply_text(segment: str, view: View, lengths: Lengths, markers: Markers) -> str:
+def _reply_text(segment: str, view: View, lengths: Lengths, prompts: Prompts) -> str:
     """A reply as the segment asks for it, with a marker for everything the agent makes up."""
 
     def new(what: str, tokens: float, *more: int) -> str:
-        return markers.new((what, view.round_index, view.agent_id, *more), tokens)
+        return prompts.marker((what, view.round_index, view.agent_id, *more), tokens)
 
     if segment == "turn":
         remarks = [new(what, lengths.remark_tokens) for what in ("reflection", "evaluation")]
@@ -162,16 +155,15 @@ def judge_calls(
     `messages` makes role and text of a prompt from problem and both solutions; `prefill` is what the reply is made to
     begin with if one label is read from its next token, ``None`` if a verdict is written.
     """
-    markers = Markers()
-    question = markers.new("problem", text.lengths.prompt_tokens)
+    prompts, question = text.prompts()
     shown = {
-        key: markers.new(key, text.lengths.solution_tokens)
+        key: prompts.marker(key, text.lengths.solution_tokens)
         for key in dict.fromkeys(key for match in matches for key in match)
     }
     calls: list[Call] = []
     for first, second in matches:
         asked = messages(question, shown[first], shown[second])
-        prompt = text.blocks(asked, markers, prefill=prefill or "")
+        prompt = prompts.blocks(asked, prefill=prefill or "")
         reply = 1.0 if prefill is not None else text.lengths.verdict_tokens
         calls.append(Call(prompt=prompt, reply=reply, role="judge", wave=wave))
     return calls
@@ -179,8 +171,8 @@ def judge_calls(
 
 def answer_call(text: Text, wave: int, role: Literal["judge", "outside"]) -> Call:
     """A judge's own answer to the bare problem."""
-    markers = Markers()
-    prompt = text.blocks([("user", markers.new("problem", text.lengths.prompt_tokens))], markers)
+    prompts, question = text.prompts()
+    prompt = prompts.blocks([("user", question)])
     return Call(prompt=prompt, reply=text.lengths.solution_tokens + _STOP_TOKENS, role=role, wave=wave)
 
 
@@ -195,14 +187,13 @@ def scorer_calls(
 
     `messages` makes role and text of a prompt from the problem and the solution that is shown, if one is.
     """
-    markers = Markers()
-    question = markers.new("problem", text.lengths.prompt_tokens)
-    solutions = [markers.new(("solution", place), text.lengths.solution_tokens) for place in range(number)]
+    prompts, question = text.prompts()
+    solutions = [prompts.marker(("solution", place), text.lengths.solution_tokens) for place in range(number)]
     pairs: list[tuple[str | None, str]] = [(None, target) for target in solutions] if number > 1 else []
     pairs += permutations(solutions, 2)
     return [
         Call(
-            prompt=text.blocks(messages(question, informant), markers, prefill=target),
+            prompt=prompts.blocks(messages(question, informant), prefill=target),
             reply=1.0,
             role="judge",
             wave=wave,
@@ -248,20 +239,19 @@ def problem_calls(
     problem: Hashable = "problem",
 ) -> list[Call]:
     """The calls of all strategies on one problem, which goes by a key; `ValueError` if one is none of `STRATEGIES`."""
-    markers = Markers()
-    question = markers.new(problem, text.lengths.prompt_tokens)
-    bare = text.blocks([("user", question)], markers)
+    prompts, question = text.prompts(problem)
+    bare = prompts.blocks([("user", question)])
+    trained = TrainedReply(context=bare, tokens=text.lengths.solution_tokens + _STOP_TOKENS)
     calls: list[Call] = []
     for strategy in strategies:
         if strategy.name == "conversation":
-            made = _of_conversation(strategy, bare, text.lengths)
+            made = _of_conversation(strategy, trained)
         elif strategy.name == "feedback":
-            made = _of_feedback(strategy, bare, question, markers, text)
-        elif strategy.name == "prompt_augmentation":
-            hinted = text.blocks([("system", strategy.hint), ("user", question)], markers)
-            made = [_sample(hinted, bare, text.lengths) for _ in range(strategy.group_size)]
-        elif strategy.name in ("iid", "best_of"):
-            made = [_sample(bare, bare, text.lengths) for _ in range(strategy.group_size)]
+            made = _of_feedback(strategy, trained, question, prompts, text.lengths)
+        elif strategy.name in ("prompt_augmentation", "iid", "best_of"):
+            hinted = prompts.blocks([("system", strategy.hint), ("user", question)])
+            prompt = hinted if strategy.name == "prompt_augmentation" else bare
+            made = [Call(prompt=prompt, reply=trained.tokens, trained=trained)] * strategy.group_size
         else:
             raise ValueError(
                 f"the cost of the strategy {strategy.name!r} is not known; known are {', '.join(STRATEGIES)}"
@@ -272,34 +262,26 @@ def problem_calls(
     return [_with_scores(call, scoring, contexts) for call in calls]
 
 
-def _sample(prompt: tuple[Block, ...], bare: tuple[Block, ...], lengths: Lengths) -> Call:
-    tokens = lengths.solution_tokens + _STOP_TOKENS
-    return Call(prompt=prompt, reply=tokens, trained=TrainedReply(context=bare, tokens=tokens))
-
-
 def _of_feedback(
-    strategy: Strategy, bare: tuple[Block, ...], question: str, markers: Markers, text: Text
+    strategy: Strategy, trained: TrainedReply, question: str, prompts: Prompts, lengths: Lengths
 ) -> list[Call]:
-    lengths = text.lengths
-    tokens = lengths.solution_tokens + _STOP_TOKENS
     calls: list[Call] = []
     for place in range(strategy.group_size):
-        attempt = markers.new(("attempt", place), lengths.solution_tokens)
-        said = strategy.said or markers.new(("feedback", place), lengths.remark_tokens)
-        attempted = text.blocks([("user", question), ("assistant", attempt)], markers)
-        prompt = text.blocks([("user", question), ("assistant", attempt), ("user", said)], markers)
-        context = attempted if strategy.train_behind == "attempt" else bare
-        calls.append(Call(prompt=bare, reply=tokens))
-        calls.append(
-            Call(prompt=prompt, reply=tokens, wave=1, trained=TrainedReply(context=context, tokens=tokens))
-        )
+        attempt = prompts.marker(("attempt", place), lengths.solution_tokens)
+        said = strategy.said or prompts.marker(("feedback", place), lengths.remark_tokens)
+        messages = [("user", question), ("assistant", attempt)]
+        own = trained
+        if strategy.train_behind == "attempt":
+            own = replace(trained, context=prompts.blocks(messages))
+        prompt = prompts.blocks([*messages, ("user", said)])
+        calls.append(Call(prompt=trained.context, reply=trained.tokens))
+        calls.append(Call(prompt=prompt, reply=trained.tokens, wave=1, trained=own))
     return calls
 
 
-def _of_conversation(strategy: Strategy, bare: tuple[Block, ...], lengths: Lengths) -> list[Call]:
+def _of_conversation(strategy: Strategy, trained: TrainedReply) -> list[Call]:
     """Every agent's last solution is trained behind the bare problem, with the end of the turn."""
     last = {call.solver: place for place, call in enumerate(strategy.conversation) if call.solver is not None}
-    trained = TrainedReply(context=bare, tokens=lengths.solution_tokens + _STOP_TOKENS)
     return [
         replace(call, trained=trained if place in last.values() else None)
         for place, call in enumerate(strategy.conversation)
@@ -311,8 +293,7 @@ def _with_scores(call: Call, scoring: Scoring, contexts: Sequence[tuple[Block, .
     if trained is None:
         return call
     scored: list[TrainedReply] = []
-    is_swapped = trained.context != call.prompt
-    if scoring.swapped and is_swapped:
+    if scoring.swapped and trained.context != call.prompt:
         scored.append(trained)
     if scoring.contexts:
         own = {call.prompt, trained.context}

@@ -12,7 +12,8 @@ real runs miss by a factor that the utilisations below have to hold.
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
@@ -77,27 +78,12 @@ class ModelShape:
         return 2 * self.layers * self.kv_heads * self.head_dim * 2.0
 
 
+_LLAMA_8B = ModelShape(
+    name="8b", hidden=4096, layers=32, heads=32, kv_heads=8, head_dim=128, ffn=14336, vocab=128256
+)
 PRESETS = {
-    "8b": ModelShape(
-        name="8b",
-        hidden=4096,
-        layers=32,
-        heads=32,
-        kv_heads=8,
-        head_dim=128,
-        ffn=14336,
-        vocab=128256,
-    ),
-    "70b": ModelShape(
-        name="70b",
-        hidden=8192,
-        layers=80,
-        heads=64,
-        kv_heads=8,
-        head_dim=128,
-        ffn=28672,
-        vocab=128256,
-    ),
+    "8b": _LLAMA_8B,
+    "70b": replace(_LLAMA_8B, name="70b", hidden=8192, layers=80, heads=64, ffn=28672),
 }
 """The shapes of Llama 3.1 8B and 70B."""
 
@@ -203,9 +189,9 @@ def step_flops(counts: Counts, shape: ModelShape, *, reuse: bool, is_lora: bool)
     """FLOPs of one step; of a prompt, the logits of its last position alone are needed."""
     flops = shape.forward_flops(counts.decoded, counts.decoded.tokens)
     for passes in (counts.prompts, counts.judge_prompts, counts.scored):
-        flops += shape.forward_flops(passes.tree if reuse else passes.rows, passes.targets)
-    trained = counts.trained.tree if reuse else counts.trained.rows
-    return flops + shape.train_flops(trained, counts.trained.targets, is_lora=is_lora)
+        flops += shape.forward_flops(passes.cost(reuse=reuse), passes.targets)
+    trained = counts.trained
+    return flops + shape.train_flops(trained.cost(reuse=reuse), trained.targets, is_lora=is_lora)
 
 
 def _waves(calls: Sequence[Call]) -> list[list[Call]]:
@@ -213,30 +199,27 @@ def _waves(calls: Sequence[Call]) -> list[list[Call]]:
     return [[call for call in calls if call.wave == number] for number in numbers]
 
 
+def _cost(paths: Sequence[Blocks], *, reuse: bool) -> Cost:
+    return tree_cost(paths) if reuse else rows_cost(paths)
+
+
 def _prefills(calls: Sequence[Call], *, reuse: bool) -> list[Cost]:
-    """The cost that each wave's prompts add; with reuse, to the prompts of all waves before."""
-    seen: list[Blocks] = []
-    before, added = Cost(), list[Cost]()
+    """The cost that each wave's prompts add to those of all waves before."""
+    prompts: list[Blocks] = []
+    totals = [Cost()]
     for wave in _waves(calls):
-        prompts = [call.prompt for call in wave]
-        if not reuse:
-            added.append(rows_cost(prompts))
-            continue
-        seen += prompts
-        now = tree_cost(seen)
-        added.append(now + before.times(-1.0))
-        before = now
-    return added
+        prompts += [call.prompt for call in wave]
+        totals.append(_cost(prompts, reuse=reuse))
+    return [after + before.times(-1.0) for before, after in pairwise(totals)]
 
 
 def cache_bytes(calls: Sequence[Call], num_groups: int, shape: ModelShape, *, reuse: bool) -> float:
     """Keys and values of the largest wave, all groups in flight together."""
-    largest = 0.0
-    for wave in _waves(calls):
-        prompts = [call.prompt for call in wave]
-        cost = tree_cost(prompts) if reuse else rows_cost(prompts)
-        largest = max(largest, cost.tokens + sum(call.reply for call in wave))
-    return largest * num_groups * shape.kv_bytes()
+    sizes = [
+        _cost([call.prompt for call in wave], reuse=reuse).tokens + sum(call.reply for call in wave)
+        for wave in _waves(calls)
+    ]
+    return max(sizes, default=0.0) * num_groups * shape.kv_bytes()
 
 
 def step_time(
@@ -264,10 +247,9 @@ def step_time(
         flops = shape.forward_flops(cost.times(counts.num_groups), 0.0)
         prefill += flops / (busy * peak * assumptions.mfu_prefill)
         decode += _decode_seconds(wave, counts.num_groups, shape, copies, assumptions)
-    scored = counts.scored.tree if reuse else counts.scored.rows
-    trained = counts.trained.tree if reuse else counts.trained.rows
-    score_flops = shape.forward_flops(scored, counts.scored.targets)
-    train_flops = shape.train_flops(trained, counts.trained.targets, is_lora=is_lora)
+    scored, trained = counts.scored, counts.trained
+    score_flops = shape.forward_flops(scored.cost(reuse=reuse), scored.targets)
+    train_flops = shape.train_flops(trained.cost(reuse=reuse), trained.targets, is_lora=is_lora)
     return StepTime(
         prefill=prefill,
         decode=decode,

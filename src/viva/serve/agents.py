@@ -84,19 +84,16 @@ class AgentEnv(Env):
             reason = (extra or {}).get("stop_reason", "stop")
             self._call.reply.set_result(Reply(tokens=action, stop_reason=str(reason)))
         call = await self._next()
+        reward, observation = 0.0, tinker.ModelInput.empty()
         if call is not None:
-            return StepResult(
-                reward=0.0,
-                episode_done=False,
-                next_observation=call.prompt,
-                next_stop_condition=self._server.stop_condition,
-            )
-        reward = await self._reward()
-        await self.close()
+            observation = call.prompt
+        else:
+            reward = await self._reward()
+            await self.close()
         return StepResult(
             reward=reward,
-            episode_done=True,
-            next_observation=tinker.ModelInput.empty(),
+            episode_done=call is None,
+            next_observation=observation,
             next_stop_condition=self._server.stop_condition,
         )
 

@@ -3,13 +3,11 @@
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any
 
 from tinker_cookbook.renderers.base import Message
 
-from viva.serve.bodies import ChatBody, CompletionBody
+from viva.serve.bodies import ChatBody, CompletionBody, JsonObject
 from viva.serve.sampling import Alternatives, Job, Piece, ScoredPrompt, ServedPolicy, Token
 
 
@@ -19,62 +17,38 @@ def chat_messages(body: ChatBody) -> list[Message]:
     return [{"role": roles.get(each.role, each.role), "content": each.text} for each in body.messages]
 
 
-def chat_job(body: ChatBody, policy: ServedPolicy) -> Job:
-    """The samples that a chat asks for.
+async def make_job(body: ChatBody | CompletionBody, policy: ServedPolicy) -> Job:
+    """The samples that a request asks for; to be awaited in the engine's thread, as it tokenizes.
 
     Raises:
         ValueError: If the chat format does not take the messages.
     """
-    prompt = policy.chat_tokens(chat_messages(body))
-    strings, ids = policy.chat_stops()
-    return Job(
-        prompts=(prompt,),
-        num_samples=body.n,
-        max_tokens=body.token_limit,
-        stops=(*strings, *body.stops),
-        end_ids=ids,
-        num_alternatives=(body.top_logprobs or 0) if body.logprobs else 0,
-        **_shared(body),
-    )
-
-
-def completion_job(body: CompletionBody, policy: ServedPolicy) -> Job:
-    """The samples that a completion asks for."""
-    return Job(
-        prompts=tuple(
+    if isinstance(body, ChatBody):
+        prompts = (policy.chat_tokens(chat_messages(body)),)
+        strings, end_ids = policy.chat_stops()
+        max_tokens = body.token_limit
+        num_alternatives = (body.top_logprobs or 0) if body.logprobs else 0
+    else:
+        prompts = tuple(
             policy.text_tokens(prompt) if isinstance(prompt, str) else tuple(prompt)
             for prompt in body.prompts
-        ),
+        )
+        strings, end_ids = (), policy.end_ids
+        max_tokens = body.max_tokens
+        num_alternatives = body.logprobs or 0
+    return Job(
+        prompts=prompts,
         num_samples=body.n,
-        max_tokens=body.max_tokens,
-        stops=body.stops,
-        end_ids=policy.end_ids,
-        num_alternatives=body.logprobs or 0,
-        **_shared(body),
+        max_tokens=max_tokens,
+        temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=body.top_k or -1,
+        seed=body.seed,
+        stops=(*strings, *body.stops),
+        end_ids=end_ids,
+        num_alternatives=num_alternatives,
+        num_prompt_alternatives=body.prompt_logprobs,
     )
-
-
-def _shared(body: ChatBody | CompletionBody) -> dict[str, Any]:
-    return {
-        "temperature": body.temperature,
-        "top_p": body.top_p,
-        "top_k": body.top_k or -1,
-        "seed": body.seed,
-        "num_prompt_alternatives": body.prompt_logprobs,
-    }
-
-
-@dataclass(slots=True, kw_only=True)
-class _Choice:
-    """A sample so far."""
-
-    texts: list[str] = field(default_factory=list[str])
-    tokens: list[Token] = field(default_factory=list[Token])
-    finish_reason: str | None = None
-    is_begun: bool = False
-    """Whether a chunk of it was made."""
-    offset: int = 0
-    """Characters of the tokens in earlier chunks."""
 
 
 class Answer:
@@ -89,8 +63,9 @@ class Answer:
         self._body = body
         self._job = job
         self._is_chat = isinstance(body, ChatBody)
-        self._choices = [_Choice() for _ in range(len(job.prompts) * job.num_samples)]
         self._num_tokens = 0
+        self._offsets: dict[int, int] = {}
+        """Characters of the tokens in earlier chunks, by choice."""
         prefix = "chatcmpl" if self._is_chat else "cmpl"
         self._head = {
             "id": f"{prefix}-{uuid.uuid4().hex}",
@@ -98,11 +73,12 @@ class Answer:
             "model": body.model,
         }
 
-    def whole(self, pieces: Sequence[Piece], prompts: Sequence[ScoredPrompt]) -> dict[str, Any]:
+    def whole(self, pieces: Sequence[Piece], prompts: Sequence[ScoredPrompt]) -> JsonObject:
         """The answer, once all is sampled."""
+        by_choice: list[list[Piece]] = [[] for _ in range(len(self._job.prompts) * self._job.num_samples)]
         for piece in pieces:
-            self._add(piece)
-        choices = [self._choice(index, choice) for index, choice in enumerate(self._choices)]
+            by_choice[piece.choice].append(piece)
+        choices = [self._choice(index, own) for index, own in enumerate(by_choice)]
         extras = [self._prompt_fields(prompt) for prompt in prompts]
         head = self._head | {"object": "chat.completion" if self._is_chat else "text_completion"}
         if self._is_chat:
@@ -111,20 +87,17 @@ class Answer:
             choice |= extras[index // self._job.num_samples]
         return head | {"choices": choices, "usage": self.usage()}
 
-    def chunk(self, piece: Piece) -> dict[str, Any]:
+    def chunk(self, piece: Piece) -> JsonObject:
         """The chunk of one more token."""
-        choice = self._choices[piece.choice]
-        choice.texts, choice.tokens = [], []
-        self._add(piece)
-        fields = self._choice(piece.choice, choice)
+        offset = self._offsets.get(piece.choice)
+        fields = self._choice(piece.choice, [piece], offset or 0)
         if self._is_chat:
             message = fields.pop("message")
-            fields["delta"] = message if not choice.is_begun else {"content": message["content"]}
-        choice.is_begun = True
-        choice.offset += len(piece.token.text)
+            fields["delta"] = message if offset is None else {"content": message["content"]}
+        self._offsets[piece.choice] = (offset or 0) + len(piece.token.text)
         return self._chunk([fields])
 
-    def opening(self) -> dict[str, Any] | None:
+    def opening(self) -> JsonObject | None:
         """A chunk about the prompts, if their tokens are asked for."""
         if not self._body.return_token_ids:
             return None
@@ -138,7 +111,7 @@ class Answer:
         ]
         return self._chunk(rows)
 
-    def closing(self) -> dict[str, Any] | None:
+    def closing(self) -> JsonObject | None:
         """The chunk that counts the tokens, if it is asked for."""
         return self._chunk([]) | {"usage": self.usage()} if self._body.includes_usage else None
 
@@ -151,33 +124,33 @@ class Answer:
             "total_tokens": prompts + self._num_tokens,
         }
 
-    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+    def _chunk(self, choices: list[JsonObject]) -> JsonObject:
         kind = "chat.completion.chunk" if self._is_chat else "text_completion"
         return self._head | {"object": kind, "choices": choices}
 
-    def _add(self, piece: Piece) -> None:
-        choice = self._choices[piece.choice]
-        choice.texts.append(piece.text)
-        choice.tokens.append(piece.token)
-        choice.finish_reason = piece.finish_reason
-        self._num_tokens += 1
-
-    def _choice(self, index: int, choice: _Choice) -> dict[str, Any]:
-        text = "".join(choice.texts)
-        fields: dict[str, Any] = {"index": index, "finish_reason": choice.finish_reason}
+    def _choice(self, index: int, pieces: Sequence[Piece], offset: int = 0) -> JsonObject:
+        text = "".join(piece.text for piece in pieces)
+        tokens = [piece.token for piece in pieces]
+        self._num_tokens += len(tokens)
+        fields: JsonObject = {
+            "index": index,
+            "finish_reason": pieces[-1].finish_reason if pieces else None,
+            "logprobs": None,
+        }
         if isinstance(self._body, ChatBody):
             fields["message"] = {"role": "assistant", "content": text}
-            logprobs = _chat_logprobs(choice.tokens) if self._body.logprobs else None
+            if self._body.logprobs:
+                fields["logprobs"] = _chat_logprobs(tokens)
         else:
             fields["text"] = text
-            logprobs = None if self._body.logprobs is None else _text_logprobs(choice)
-        fields["logprobs"] = logprobs
+            if self._body.logprobs is not None:
+                fields["logprobs"] = _text_logprobs(tokens, offset)
         if self._body.return_token_ids:
-            fields["token_ids"] = [token.id for token in choice.tokens]
+            fields["token_ids"] = [token.id for token in tokens]
         return fields
 
-    def _prompt_fields(self, prompt: ScoredPrompt) -> dict[str, Any]:
-        fields: dict[str, Any] = {}
+    def _prompt_fields(self, prompt: ScoredPrompt) -> JsonObject:
+        fields: JsonObject = {}
         if self._body.return_token_ids:
             fields["prompt_token_ids"] = list(prompt.tokens)
         if self._job.num_prompt_alternatives is not None:
@@ -185,7 +158,7 @@ class Answer:
         return fields
 
 
-def _chat_logprobs(tokens: Sequence[Token]) -> dict[str, Any]:
+def _chat_logprobs(tokens: Sequence[Token]) -> JsonObject:
     rows = [
         _entry(token.text, token.logprob)
         | {"top_logprobs": [_entry(text, logprob) for _, text, logprob in token.alternatives]}
@@ -194,7 +167,7 @@ def _chat_logprobs(tokens: Sequence[Token]) -> dict[str, Any]:
     return {"content": rows, "refusal": None}
 
 
-def _entry(text: str, logprob: float) -> dict[str, Any]:
+def _entry(text: str, logprob: float) -> JsonObject:
     """A token of a chat's logprobs; its bytes are left out where it is only a part of a character."""
     return {
         "token": text,
@@ -203,25 +176,25 @@ def _entry(text: str, logprob: float) -> dict[str, Any]:
     }
 
 
-def _text_logprobs(choice: _Choice) -> dict[str, Any]:
+def _text_logprobs(tokens: Sequence[Token], offset: int) -> JsonObject:
     """The older form: parallel lists; every token is among its alternatives."""
-    lengths = [len(token.text) for token in choice.tokens]
+    lengths = [len(token.text) for token in tokens]
     return {
-        "tokens": [token.text for token in choice.tokens],
-        "token_logprobs": [token.logprob for token in choice.tokens],
+        "tokens": [token.text for token in tokens],
+        "token_logprobs": [token.logprob for token in tokens],
         "top_logprobs": [
             {text: logprob for _, text, logprob in reversed(token.alternatives)} | {token.text: token.logprob}
-            for token in choice.tokens
+            for token in tokens
         ],
-        "text_offset": list(accumulate(lengths[:-1], initial=choice.offset))[: len(lengths)],
+        "text_offset": list(accumulate(lengths[:-1], initial=offset))[: len(lengths)],
     }
 
 
-def _by_id(row: Alternatives) -> dict[str, Any]:
+def _by_id(row: Alternatives) -> JsonObject:
     return {str(token): {"logprob": logprob, "decoded_token": text} for token, text, logprob in row}
 
 
-def model_entry(name: str, context_length: int) -> dict[str, Any]:
+def model_entry(name: str, context_length: int) -> JsonObject:
     """A model in the list."""
     return {
         "id": name,

@@ -1,38 +1,32 @@
 """The server's application: OpenAI's interface to the policies that are served, and Tinker's protocol beside it."""
 
 import asyncio
+import contextlib
+import inspect
 import os
 import secrets
 import socket
-from collections.abc import AsyncGenerator, Callable, Generator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from viva.loopback import is_loopback, run_server
-from viva.serve.answers import Answer, chat_job, completion_job, model_entry
-from viva.serve.bodies import ChatBody, CompletionBody, RequestError, parse_body
+from viva.loopback import is_loopback, run_server, same_secret
+from viva.serve.answers import Answer, make_job, model_entry
+from viva.serve.bodies import ChatBody, CompletionBody, JsonObject, RequestError, parse_body, read_json
 from viva.serve.sampling import Job, Piece, ServedPolicy
-from viva.serve.tinker_app import tinker_routes
 from viva.serve.tinker_engine import TinkerEngine
+from viva.serve.tinker_wire import Gradients
 from viva.serve.transport import (
-    Endpoint,
     EngineThread,
     TokenGuard,
-    error_answer,
-    http_error,
-    in_loop,
+    application,
     json_answer,
     read_body,
     send_events,
-    telling,
     unless_gone,
 )
 
@@ -43,37 +37,20 @@ _SHORTEST_TOKEN = 16
 _PREFIX = "tml-"
 """The SDK of Tinker wants keys to begin so."""
 
+_TINKER_BODY_BYTES = 64 * 2**20
+_WAIT_S = 25.0
+"""Wait of a question for a result; the SDK gives up after 45 s and asks again after an answer."""
+_BINARY = "application/x-protobuf"
 
-class Places:
-    """Places of requests that are being answered or wait for it.
-
-    Args:
-        limit: At least 1.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self.taken = 0
-
-    @contextmanager
-    def take(self) -> Generator[None]:
-        """A place for as long as the context lasts.
-
-        Raises:
-            RequestError: If all are taken (429).
-        """
-        if self.taken >= self._limit:
-            raise RequestError(
-                f"{self.taken} requests are being answered or wait, and no more are taken (queue={self._limit}); try "
-                "again in a moment",
-                status=429,
-                code="rate_limit_exceeded",
-            )
-        self.taken += 1
-        try:
-            yield
-        finally:
-            self.taken -= 1
+_CLIENT_CONFIG = {
+    "parallel_fwdbwd_chunks": False,
+    "fwdbwd_max_chunk_len": 2**16,
+    "fwdbwd_max_chunk_bytes_count": _TINKER_BODY_BYTES // 2,
+    "sample_max_concurrent_requests": 256,
+    "use_pyqwest_transport": False,
+}
+"""Settings for the SDK: a batch comes in one piece, so that the engine packs it as it would in Python."""
+_DYNAMIC_CONFIG = {"sample_cancel_enabled": True}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,30 +91,30 @@ def make_app(
         is_local: Whether it is on the loopback address, where only this machine's own host names are right.
         tinker: The engine for clients of Tinker's protocol; ``None`` answers none.
     """
-    places = Places(limits.queue)
     models = _Models(engine, policies, tinker)
+    places = asyncio.Semaphore(limits.queue)
+    completions = (("/v1/chat/completions", ChatBody), ("/v1/completions", CompletionBody))
     routes = [
         Route("/v1/models", models.all),
         Route("/v1/models/{name:path}", models.one),
         *(
-            Route(path, Endpoint(_Completions(engine, models, body, places, limits).answer), methods=["POST"])
-            for path, body in (("/v1/chat/completions", ChatBody), ("/v1/completions", CompletionBody))
+            Route(path, _Completions(models, body, places, limits), methods=["POST"])
+            for path, body in completions
         ),
-        *(() if tinker is None else tinker_routes(engine, tinker)),
+        *(() if tinker is None else _tinker_routes(engine, tinker)),
     ]
-    app = Starlette(routes=routes, exception_handlers={HTTPException: http_error})
-    return TokenGuard(app, token=token, checks_host=is_local)
+    return TokenGuard(
+        application(routes), is_known=lambda given: same_secret(given, token), checks_host=is_local
+    )
 
 
+@dataclass(frozen=True, slots=True)
 class _Models:
     """The policies that are served, and the weights that clients of Tinker's protocol have saved."""
 
-    def __init__(
-        self, engine: EngineThread, policies: dict[str, ServedPolicy], tinker: TinkerEngine | None
-    ) -> None:
-        self._engine = engine
-        self._policies = policies
-        self._tinker = tinker
+    engine: EngineThread
+    policies: dict[str, ServedPolicy]
+    tinker: TinkerEngine | None
 
     async def find(self, name: str) -> ServedPolicy:
         """The policy of this name, or at this address (``tinker://...``).
@@ -145,106 +122,162 @@ class _Models:
         Raises:
             RequestError: If there is none.
         """
-        if name not in self._policies:
-            if self._tinker is not None and name.startswith("tinker://"):
-                like = next(iter(self._policies.values()))
-                with telling():
-                    return await self._engine.run(self._tinker.samplers.saved_policy(name, like))
+        if name not in self.policies:
+            if self.tinker is not None and name.startswith("tinker://"):
+                like = next(iter(self.policies.values()))
+                return await self.engine.run(self.tinker.samplers.saved_policy(name, like))
             raise RequestError(
-                f"model {name[:200]!r} is not served here; served: {', '.join(self._policies)}",
+                f"model {name[:200]!r} is not served here; served: {', '.join(self.policies)}",
                 status=404,
                 param="model",
                 code="model_not_found",
             )
-        return self._policies[name]
+        return self.policies[name]
 
     async def all(self, _: Request) -> Response:
         """Answer with the list of models."""
-        rows = [model_entry(name, policy.context_length) for name, policy in self._policies.items()]
+        rows = [model_entry(name, policy.context_length) for name, policy in self.policies.items()]
         return json_answer({"object": "list", "data": rows})
 
     async def one(self, request: Request) -> Response:
         """Answer with one model."""
         name = str(request.path_params["name"])
-        try:
-            policy = await self.find(name)
-            return json_answer(model_entry(name, policy.context_length))
-        except RequestError as error:
-            return error_answer(error)
+        policy = await self.find(name)
+        return json_answer(model_entry(name, policy.context_length))
 
 
+@dataclass(frozen=True, slots=True)
 class _Completions:
-    """An address at which samples are asked for."""
+    """An address at which samples are asked for, as an application of its own."""
 
-    def __init__(
-        self,
-        engine: EngineThread,
-        models: _Models,
-        body_class: type[ChatBody] | type[CompletionBody],
-        places: Places,
-        limits: ServerLimits,
-    ) -> None:
-        self._engine = engine
-        self._models = models
-        self._body_class = body_class
-        self._places = places
-        self._limits = limits
+    models: _Models
+    body_class: type[ChatBody] | type[CompletionBody]
+    places: asyncio.Semaphore
+    """Of requests that are being answered or wait for it."""
+    limits: ServerLimits
 
-    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request; when its client goes, its samples leave the batch."""
-        with self._places.take():
-            raw = await read_body(scope, receive, self._limits.body_bytes)
-            await unless_gone(self._answer(raw, scope, receive, send), receive)
+        if self.places.locked():
+            raise RequestError(
+                f"{self.limits.queue} requests are being answered or wait, and no more are taken "
+                f"(queue={self.limits.queue}); try again in a moment",
+                status=429,
+                code="rate_limit_exceeded",
+            )
+        async with self.places:
+            raw = await read_body(Request(scope, receive), self.limits.body_bytes)
+            with contextlib.suppress(ClientDisconnect):  # a stream that nobody hears just ends
+                await unless_gone(self._answer(raw, scope, receive, send), receive)
 
     async def _answer(self, raw: bytes, scope: Scope, receive: Receive, send: Send) -> None:
-        body = parse_body(self._body_class, raw)
-        policy = await self._models.find(body.model)
+        body = parse_body(self.body_class, raw)
+        policy = await self.models.find(body.model)
         if body.stream:
             await send_events(self._events(body, policy), send)
             return
         pieces: list[Piece] = []
-        with telling():
-            async with asyncio.timeout(self._limits.timeout_s):
-                job = await self._engine.run(_make_job(body, policy))
-                prompts = await self._engine.run(policy.sample(job, pieces.append))
-        answer = Answer(body, job).whole(pieces, prompts)
-        await json_answer(answer)(scope, receive, send)
+        async with asyncio.timeout(self.limits.timeout_s):
+            job = await self.models.engine.run(make_job(body, policy))
+            prompts = await self.models.engine.run(policy.sample(job, pieces.append))
+        await json_answer(Answer(body, job).whole(pieces, prompts))(scope, receive, send)
 
     async def _events(
         self, body: ChatBody | CompletionBody, policy: ServedPolicy
-    ) -> AsyncGenerator[dict[str, Any]]:
+    ) -> AsyncGenerator[JsonObject]:
         queue: asyncio.Queue[Piece | None] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+
+        def hear(piece: Piece) -> None:  # in the engine's thread, which may outlive this loop
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(queue.put_nowait, piece)
 
         async def sample(job: Job) -> None:
             try:
-                await self._engine.run(policy.sample(job, in_loop(queue.put_nowait)))
+                await self.models.engine.run(policy.sample(job, hear))
             finally:
                 queue.put_nowait(None)
 
-        with telling():
-            async with asyncio.timeout(self._limits.timeout_s):
-                job = await self._engine.run(_make_job(body, policy))
-                answer = Answer(body, job)
-                sampling = asyncio.ensure_future(sample(job))
-                try:
+        async with asyncio.timeout(self.limits.timeout_s):
+            job = await self.models.engine.run(make_job(body, policy))
+            answer = Answer(body, job)
+            sampling = asyncio.ensure_future(sample(job))
+            try:
+                first = await queue.get()
+                if first is None:
+                    await sampling  # it failed
+                if (opening := answer.opening()) is not None:
+                    yield opening
+                while first is not None:
+                    yield answer.chunk(first)
                     first = await queue.get()
-                    if first is None:
-                        await sampling  # it failed
-                    if (opening := answer.opening()) is not None:
-                        yield opening
-                    while first is not None:
-                        yield answer.chunk(first)
-                        first = await queue.get()
-                    await sampling
-                finally:
-                    sampling.cancel()
-                    await asyncio.gather(sampling, return_exceptions=True)
+                await sampling
+            finally:
+                sampling.cancel()
+                await asyncio.gather(sampling, return_exceptions=True)
         if (closing := answer.closing()) is not None:
             yield closing
 
 
-async def _make_job(body: ChatBody | CompletionBody, policy: ServedPolicy) -> Job:
-    return chat_job(body, policy) if isinstance(body, ChatBody) else completion_job(body, policy)
+def _tinker_routes(thread: EngineThread, engine: TinkerEngine) -> list[Route]:
+    """The addresses of Tinker's protocol, most of them a method of the engine, which computes in the thread."""
+
+    def route(
+        path: str,
+        call: Callable[..., object],
+        read: Callable[[bytes], object] | None = read_json,
+        method: str = "POST",
+    ) -> Route:
+        """An address; the call takes the path's parts that vary, and what `read` makes of the body, if one is sent."""
+
+        async def answer(request: Request) -> Response:
+            given: list[object] = list(request.path_params.values())
+            if read is not None:
+                given.append(read(await read_body(request, _TINKER_BODY_BYTES)))
+            work = thread.run(_called(call, given))
+            # what has no body is done, whether or not its client waits: the end of a session, say
+            value = await (work if read is None else unless_gone(work, request.receive))
+            if isinstance(value, bytes):
+                return Response(value, media_type=_BINARY)
+            if value is None:  # a result that is not there yet
+                return json_answer({"type": "try_again", "queue_state": "active"}, 408)
+            return json_answer(value)
+
+        return Route(f"/api/v1/{path}", answer, methods=[method])
+
+    calls: dict[str, Callable[[JsonObject], object]] = {
+        "client/config": lambda _: _CLIENT_CONFIG,
+        "client/dynamic_config": lambda _: _DYNAMIC_CONFIG,
+        "telemetry": lambda _: {"status": "accepted"},
+        "create_session": engine.create_session,
+        "session_heartbeat": engine.heartbeat,
+        "create_model": engine.create_model,
+        "get_info": engine.get_info,
+        "load_weights": engine.load_weights,
+        "optim_step": engine.optim_step,
+        "save_weights": engine.save_weights,
+        "save_weights_for_sampler": engine.save_weights_for_sampler,
+        "create_sampling_session": engine.samplers.create,
+        "asample": engine.samplers.sample,
+        "cancel_future": engine.cancel,
+        "weights_info": engine.weights.info,
+        "retrieve_future": lambda body: engine.result(body, _WAIT_S),
+    }
+    checkpoint = "training_runs/{run}/checkpoints/{checkpoint:path}"
+    return [
+        *(route(path, call) for path, call in calls.items()),
+        route("forward_backward", engine.forward_backward, Gradients),
+        route("healthz", lambda: {"status": "ok"}, None, "GET"),
+        route("get_server_capabilities", engine.capabilities, None, "GET"),
+        route("samplers/{name:path}", engine.samplers.describe, None, "GET"),
+        route("sessions/{name}/finish", engine.finish_session, None),
+        route(checkpoint, engine.weights.delete, None, "DELETE"),
+    ]
+
+
+async def _called(call: Callable[..., object], given: Sequence[object]) -> object:
+    value = call(*given)
+    return await value if inspect.isawaitable(value) else value
 
 
 def choose_token(given: str | None) -> str:

@@ -159,10 +159,13 @@ _NAMES = frozenset(
 )
 """Names of all fields; the library's places also hold the kinds that it tried."""
 
+JsonObject = dict[str, Any]
+"""A JSON object, of a request or of an answer."""
+
 BodyT = TypeVar("BodyT", bound=_SamplingBody)
 
 
-def read_json(raw: bytes) -> dict[str, Any]:
+def read_json(raw: bytes) -> JsonObject:
     """The JSON object in a body.
 
     Raises:
@@ -187,7 +190,11 @@ def parse_body(body_class: type[BodyT], raw: bytes) -> BodyT:
     known = body_class.model_fields
     for name in sorted(given.keys() - known.keys()):
         if name not in _NEUTRAL:
-            raise _unknown_field(name, list(known))
+            raise RequestError(
+                f"unknown field {_shown(name)}; allowed: {', '.join(sorted(known))}.{did_you_mean(name, list(known))}",
+                param=name[:_LONGEST_SHOWN],
+                code="unknown_parameter",
+            )
         if not any(given[name] == value for value in _NEUTRAL[name]):
             allowed = " or ".join(json.dumps(value) for value in _NEUTRAL[name])
             raise RequestError(
@@ -237,14 +244,6 @@ def _check_together(body: _SamplingBody) -> None:
             "several requests",
             param="n",
         )
-
-
-def _unknown_field(name: str, known: list[str]) -> RequestError:
-    return RequestError(
-        f"unknown field {_shown(name)}; allowed: {', '.join(sorted(known))}.{did_you_mean(name, known)}",
-        param=name[:_LONGEST_SHOWN],
-        code="unknown_parameter",
-    )
 
 
 def _mistake(error: ValidationError) -> RequestError:

@@ -11,33 +11,21 @@ import secrets
 from collections.abc import AsyncGenerator, Generator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 import tinker
 import uvicorn
-from starlette.applications import Starlette
-from starlette.datastructures import Headers
-from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
 from tinker_cookbook.completers import StopCondition
 from tinker_cookbook.renderers.base import Renderer
 
 from viva.conversation.rendering import build_prompt
-from viva.loopback import LOOPBACK, listen, server_config
+from viva.loopback import LOOPBACK, listen, same_secret, server_config
 from viva.serve.answers import Answer, chat_messages
-from viva.serve.bodies import ChatBody, RequestError, parse_body, read_json
+from viva.serve.bodies import ChatBody, JsonObject, RequestError, parse_body, read_json
 from viva.serve.sampling import Job, Piece, SampleText, ScoredPrompt, Token
-from viva.serve.transport import (
-    Endpoint,
-    TokenGuard,
-    given_key,
-    http_error,
-    json_answer,
-    read_body,
-    telling,
-    unless_gone,
-)
+from viva.serve.transport import TokenGuard, application, given_key, json_answer, read_body, unless_gone
 
 _BODY_BYTES = 16 * 2**20
 _MOST_WAITING = 64
@@ -136,36 +124,38 @@ class EpisodeServer:
 
     def _app(self) -> TokenGuard:
         routes = [
-            Route("/v1/chat/completions", Endpoint(self._chat), methods=["POST"]),
-            Route("/v1/reward", Endpoint(self._reward), methods=["POST"]),
+            Route("/v1/chat/completions", self._chat, methods=["POST"]),
+            Route("/v1/reward", self._reward, methods=["POST"]),
         ]
-        app = Starlette(routes=routes, exception_handlers={HTTPException: http_error})
-        return TokenGuard(app, token=self._token, checks_host=True, ends_at=".")
+        return TokenGuard(
+            application(routes),
+            is_known=lambda key: same_secret(key.partition(".")[0], self._token),
+            checks_host=True,
+        )
 
-    async def _chat(self, scope: Scope, receive: Receive, send: Send) -> None:
-        episode = self._episode(scope)
-        body = _read(await read_body(scope, receive, _BODY_BYTES))
-        answer = await unless_gone(self._ask(episode, body), receive)
-        await json_answer(answer)(scope, receive, send)
+    async def _chat(self, request: Request) -> Response:
+        episode = self._episode(request)
+        body = _read(await read_body(request, _BODY_BYTES))
+        return json_answer(await unless_gone(self._ask(episode, body), request.receive))
 
-    async def _reward(self, scope: Scope, receive: Receive, send: Send) -> None:
-        episode = self._episode(scope)
-        given = read_json(await read_body(scope, receive, _BODY_BYTES))
-        if set(given) != {"reward"} or not is_reward(given["reward"]):
+    async def _reward(self, request: Request) -> Response:
+        episode = self._episode(request)
+        given = read_json(await read_body(request, _BODY_BYTES))
+        is_number = set(given) == {"reward"} and type(given["reward"]) in (int, float)
+        if not is_number or not math.isfinite(given["reward"]):
             raise RequestError('the body must be {"reward": NUMBER} with a finite number')
         episode.reward = float(given["reward"])
-        await json_answer({"reward": episode.reward})(scope, receive, send)
+        return json_answer({"reward": episode.reward})
 
-    def _episode(self, scope: Scope) -> Episode:
-        key = given_key(Headers(scope=scope))
+    def _episode(self, request: Request) -> Episode:
+        key = given_key(request.headers)
         if key not in self._episodes:
-            raise RequestError("the episode of this key is over", status=410, code="episode_over")
+            raise _over()
         return self._episodes[key]
 
-    async def _ask(self, episode: Episode, body: ChatBody) -> dict[str, Any]:
+    async def _ask(self, episode: Episode, body: ChatBody) -> JsonObject:
         """The policy's answer to an agent."""
-        with telling():
-            prompt = build_prompt(self._renderer, chat_messages(body))
+        prompt = build_prompt(self._renderer, chat_messages(body))
         call = AgentCall(body=body, prompt=prompt, reply=asyncio.get_running_loop().create_future())
         try:
             episode.calls.put_nowait(call)
@@ -173,19 +163,23 @@ class EpisodeServer:
             raise RequestError(f"{_MOST_WAITING} calls of this episode wait already", status=429) from error
         return self._written(body, prompt, await call.reply)
 
-    def _written(self, body: ChatBody, prompt: tinker.ModelInput, reply: Reply) -> dict[str, Any]:
+    def _written(self, body: ChatBody, prompt: tinker.ModelInput, reply: Reply) -> JsonObject:
         stops = self.stop_condition
-        strings = tuple(stop for stop in stops if isinstance(stop, str))
-        tokenizer: Any = self._renderer.tokenizer
-        ids = tuple(stop for stop in stops if isinstance(stop, int))
-        text = SampleText(tokenizer, ids, strings)
-        pieces: list[Piece] = []
-        for place, token in enumerate(reply.tokens, start=1):
-            said = text.feed(token)
-            if place == len(reply.tokens):
-                said += text.finish()
-            part = Token(id=token, text="", logprob=0.0, alternatives=())
-            pieces.append(Piece(choice=0, token=part, text=said, finish_reason=reply.stop_reason))
+        strings = [stop for stop in stops if isinstance(stop, str)]
+        ids = [stop for stop in stops if isinstance(stop, int)]
+        text = SampleText(self._renderer.tokenizer, ids, strings)
+        said = [text.feed(token) for token in reply.tokens]
+        if said:
+            said[-1] += text.finish()
+        pieces = [
+            Piece(
+                choice=0,
+                token=Token(id=token, text="", logprob=0.0, alternatives=()),
+                text=part,
+                finish_reason=reply.stop_reason,
+            )
+            for token, part in zip(reply.tokens, said, strict=True)
+        ]
         scored = ScoredPrompt(tokens=tuple(prompt.to_ints()))
         return Answer(body, Job(prompts=(scored.tokens,))).whole(pieces, [scored])
 
@@ -193,7 +187,11 @@ class EpisodeServer:
 def refuse(call: AgentCall) -> None:
     """Tell an agent that its episode is over, if it still waits for this answer."""
     if not call.reply.done():
-        call.reply.set_exception(RequestError("the episode is over", status=410, code="episode_over"))
+        call.reply.set_exception(_over())
+
+
+def _over() -> RequestError:
+    return RequestError("the episode of this key is over", status=410, code="episode_over")
 
 
 class _Server(uvicorn.Server):
@@ -203,11 +201,6 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Generator[None]:
         """Capture nothing."""
         yield
-
-
-def is_reward(value: object) -> bool:
-    """Whether a value is a finite number."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _read(raw: bytes) -> ChatBody:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import tinker
@@ -10,7 +10,7 @@ from tinker_cookbook.renderers.base import Message, Renderer
 
 from viva.conversation.coordinator import gather_or_cancel
 from viva.conversation.guard import GuardedTokenizer
-from viva.conversation.rendering import build_prompt, load_renderer
+from viva.conversation.rendering import build_prompt
 from viva.engine.requests import Drawn
 from viva.engine.sampling_client import LocalSamplingClient
 
@@ -157,40 +157,18 @@ class ServedPolicy:
     """
 
     def __init__(self, client: LocalSamplingClient, renderer: Renderer) -> None:
-        self._client = client
-        self._renderer = renderer
-        tokenizer: Any = renderer.tokenizer
-        self._tokenizer: GuardedTokenizer = tokenizer
-        self._texts: dict[int, str] = {}
-
-    @classmethod
-    def of(cls, client: LocalSamplingClient, *, model: str, renderer_name: str | None) -> "ServedPolicy":
-        """The policy of a client, with the renderer that fits its tokenizer.
-
-        Raises:
-            ValueError: If the renderer does not.
-        """
-        return cls(
-            client, load_renderer(client.get_tokenizer(), model_name=model, renderer_name=renderer_name)
-        )
-
-    def over(self, client: LocalSamplingClient) -> "ServedPolicy":
-        """Other weights of the same model, in the same chat format."""
-        return ServedPolicy(client, self._renderer)
-
-    @property
-    def context_length(self) -> int:
+        self.renderer = renderer
+        self.context_length = client.context_length
         """Tokens that prompt and sample may have together."""
-        return self._client.context_length
-
-    @property
-    def end_ids(self) -> tuple[int, ...]:
+        self.end_ids = client.end_ids
         """Token ids that end a text."""
-        return self._client.end_ids
+        self._client = client
+        self._tokenizer = cast(GuardedTokenizer, renderer.tokenizer)
+        self._texts: dict[int, str] = {}
 
     def chat_stops(self) -> tuple[tuple[str, ...], tuple[int, ...]]:
         """Strings and token ids that end the assistant's turn."""
-        stops = self._renderer.get_stop_sequences()
+        stops = self.renderer.get_stop_sequences()
         strings = tuple(stop for stop in stops if isinstance(stop, str))
         ids = dict.fromkeys([*(stop for stop in stops if isinstance(stop, int)), *self.end_ids])
         return strings, tuple(ids)
@@ -201,7 +179,7 @@ class ServedPolicy:
         Raises:
             ValueError: If the chat format does not take such messages.
         """
-        return tuple(build_prompt(self._renderer, messages).to_ints())
+        return tuple(build_prompt(self.renderer, messages).to_ints())
 
     def text_tokens(self, text: str) -> tuple[int, ...]:
         """Tokens of a prompt that is text: none is a control token but those that every text begins with."""
@@ -230,14 +208,13 @@ class ServedPolicy:
             text = texts[drawn.index].feed(drawn.token)
             if drawn.stop_reason is not None:
                 text += texts[drawn.index].finish()
-            hear(
-                Piece(
-                    choice=first + drawn.index,
-                    token=self._token(drawn),
-                    text=text,
-                    finish_reason=drawn.stop_reason,
-                )
+            token = Token(
+                id=drawn.token,
+                text=self._text(drawn.token),
+                logprob=float(np.float32(drawn.logprob)),  # as responses of the engine hold it
+                alternatives=() if drawn.alternatives is None else self._alternatives(*drawn.alternatives),
             )
+            hear(Piece(choice=first + drawn.index, token=token, text=text, finish_reason=drawn.stop_reason))
 
         response = await self._client.stream(
             tinker.ModelInput.from_ints(list(prompt)),
@@ -258,15 +235,6 @@ class ServedPolicy:
         if job.num_prompt_alternatives is None:
             return ScoredPrompt(tokens=prompt)
         return ScoredPrompt(tokens=prompt, logprobs=self._prompt_logprobs(prompt, response))
-
-    def _token(self, drawn: Drawn) -> Token:
-        alternatives = () if drawn.alternatives is None else self._alternatives(*drawn.alternatives)
-        return Token(
-            id=drawn.token,
-            text=self._text(drawn.token),
-            logprob=float(np.float32(drawn.logprob)),  # as responses of the engine hold it
-            alternatives=alternatives,
-        )
 
     def _alternatives(self, ids: np.ndarray, logprobs: np.ndarray) -> Alternatives:
         pairs = zip(ids.tolist(), logprobs.tolist(), strict=True)

@@ -7,10 +7,8 @@ A request is answered with its name at once; its result is fetched by the name. 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import tinker
-from pydantic import BaseModel
 from tinker import types
 from tinker.types.create_model_request import CreateModelRequest
 from tinker.types.load_weights_request import LoadWeightsRequest
@@ -18,10 +16,10 @@ from tinker.types.optim_step_request import OptimStepRequest
 from tinker.types.save_weights_for_sampler_request import SaveWeightsForSamplerRequest
 from tinker.types.save_weights_request import SaveWeightsRequest
 
-from viva.engine import LocalSamplingClient, LocalServiceClient, LocalTrainingClient
-from viva.serve.bodies import RequestError
+from viva.engine import LocalServiceClient, LocalTrainingClient
+from viva.serve.bodies import JsonObject, RequestError
 from viva.serve.tinker_samplers import Samplers
-from viva.serve.tinker_store import BaseModelNames, Result, Results, SavedWeights, Sessions, address_of, begun
+from viva.serve.tinker_store import Result, Results, Sessions, Weights, address_of
 from viva.serve.tinker_wire import Gradients, write_losses
 
 _MOST_RESULTS = 4096
@@ -49,29 +47,27 @@ class TinkerEngine:
         self, service: LocalServiceClient, *, model: str, names: tuple[str, ...], state_dir: Path
     ) -> None:
         self._service = service
-        self._base = BaseModelNames(model=model, names=names)
         self._results = Results(_MOST_RESULTS)
         self._models: dict[str, _TrainedModel] = {}
-        self._sessions = Sessions()
-        self._sessions.at_end(self._results.forget)
-        self._sessions.at_end(self._forget)
-        self.weights = SavedWeights(service, state_dir)
-        self.samplers = Samplers(service, self._base, self._sessions, self._results, self.weights)
+        self._sessions = Sessions(self._forget)
+        self.weights = Weights(service=service, model=model, names=names, state_dir=state_dir)
+        self.samplers = Samplers(self.weights, self._sessions, self._results)
 
-    def create_session(self, _: dict[str, Any]) -> dict[str, Any]:
+    def create_session(self, _: JsonObject) -> JsonObject:
         """Begin a session."""
         return {"type": "create_session", "session_id": self._sessions.begin()}
 
-    def heartbeat(self, body: dict[str, Any]) -> dict[str, Any]:
+    def heartbeat(self, body: JsonObject) -> JsonObject:
         """A sign of life of a session."""
         self._sessions.see(str(body.get("session_id")))
         return {"type": "session_heartbeat"}
 
-    def finish_session(self, name: str) -> None:
+    def finish_session(self, name: str) -> JsonObject:
         """End a session with all that belongs to it."""
         self._sessions.end(name)
+        return {}
 
-    def create_model(self, body: dict[str, Any]) -> dict[str, Any]:
+    def create_model(self, body: JsonObject) -> JsonObject:
         """Make an adapter to train.
 
         Raises:
@@ -81,10 +77,10 @@ class TinkerEngine:
         lora = request.lora_config or types.LoraConfig(rank=32)
 
         def make() -> LocalTrainingClient:
-            self._base.check(request.base_model)
-            _check_adam(request.optimizer_config)
+            self.weights.check_base(request.base_model)
+            _check_adam(request.optimizer_config.type)
             return self._service.create_lora_training_client(
-                self._base.model,
+                self.weights.model,
                 rank=lora.rank,
                 seed=lora.seed,
                 train_mlp=lora.train_mlp,
@@ -95,109 +91,102 @@ class TinkerEngine:
 
         return self._add_model(request.session_id, request.model_seq_id, make, {"type": "create_model"})
 
-    def load_weights(self, body: dict[str, Any]) -> dict[str, Any]:
+    def load_weights(self, body: JsonObject) -> JsonObject:
         """Load saved weights, into a model or as a new one.
 
         Raises:
             RequestError: If there are none at the path.
         """
         request = LoadWeightsRequest.model_validate(body)
-        path = self.weights.folder(request.path)
+        path = str(self.weights.folder(request.path))
+        value = {"type": "load_weights", "path": request.path}
         if request.session_id is None:
-            return self._train(
-                request.model_id,
-                request.seq_id,
-                lambda client: (client.load_state_with_optimizer if request.optimizer else client.load_state)(
-                    str(path)
-                ),
-                lambda _: {"type": "load_weights", "path": request.path, "model_id": request.model_id},
-            )
+
+            async def load(client: LocalTrainingClient) -> Result:
+                await (client.load_state_with_optimizer if request.optimizer else client.load_state)(path)
+                return value | {"model_id": request.model_id}
+
+            return self._train(request.model_id, request.seq_id, load)
 
         def make() -> LocalTrainingClient:
             if request.base_model is not None:
-                self._base.check(request.base_model)
+                self.weights.check_base(request.base_model)
             if request.optimizer_config is not None:
-                _check_adam(request.optimizer_config)
+                _check_adam(request.optimizer_config.type)
             open_it = (
                 self._service.create_training_client_from_state_with_optimizer
                 if request.optimizer
                 else self._service.create_training_client_from_state
             )
-            return open_it(str(path), base_model=self._base.model, user_metadata=request.user_metadata)
+            return open_it(path, base_model=self.weights.model, user_metadata=request.user_metadata)
 
-        value = {"type": "load_weights", "path": request.path}
         return self._add_model(request.session_id, request.model_seq_id, make, value)
 
-    def get_info(self, body: dict[str, Any]) -> dict[str, Any]:
+    def get_info(self, body: JsonObject) -> JsonObject:
         """A model's facts, as the SDK's ``GetInfoResponse``."""
         model_id = str(body.get("model_id"))
         info = self._model_of(model_id).client.get_info()
         return info.model_dump(mode="json") | {"model_id": model_id}
 
-    def forward_backward(self, request: Gradients) -> dict[str, Any]:
+    def forward_backward(self, request: Gradients) -> JsonObject:
         """Compute losses and, unless the request is for them alone, add up gradients."""
 
-        def compute(client: LocalTrainingClient) -> Awaitable[tinker.ForwardBackwardOutput]:
+        async def compute(client: LocalTrainingClient) -> Result:
             method = client.forward if request.forward_only else client.forward_backward
-            return method(request.data(), request.loss_fn, request.config)
+            return write_losses(await method(request.data(), request.loss_fn, request.config))
 
-        return self._train(request.model_id, request.seq_id, compute, write_losses)
+        return self._train(request.model_id, request.seq_id, compute)
 
-    def optim_step(self, body: dict[str, Any]) -> dict[str, Any]:
+    def optim_step(self, body: JsonObject) -> JsonObject:
         """Make a step."""
         request = OptimStepRequest.model_validate(body)
         params = request.optim_params
 
-        def step(client: LocalTrainingClient) -> Awaitable[tinker.OptimStepResponse]:
+        async def step(client: LocalTrainingClient) -> Result:
             if not isinstance(params, tinker.AdamParams):
                 raise RequestError(f"the local engine's optimiser is AdamW; got settings of {params.type!r}")
-            return client.optim_step(params)
+            return (await client.optim_step(params)).model_dump(mode="json")
 
-        return self._train(request.model_id, request.seq_id, step, _dumped)
+        return self._train(request.model_id, request.seq_id, step)
 
-    def save_weights(self, body: dict[str, Any]) -> dict[str, Any]:
+    def save_weights(self, body: JsonObject) -> JsonObject:
         """Save weights and optimiser."""
         request = SaveWeightsRequest.model_validate(body)
-        return self._train(
-            request.model_id,
-            request.seq_id,
-            lambda client: client.save_state(
-                _given(request.path), overwrite=request.overwrite, user_metadata=request.user_metadata
-            ),
-            lambda saved: {"type": "save_weights", "path": address_of(saved.path)},
-        )
 
-    def save_weights_for_sampler(self, body: dict[str, Any]) -> dict[str, Any]:
+        async def save(client: LocalTrainingClient) -> Result:
+            if request.path is None:
+                raise RequestError("path must name what is saved")
+            saved = await client.save_state(
+                request.path, overwrite=request.overwrite, user_metadata=request.user_metadata
+            )
+            return {"type": "save_weights", "path": address_of(saved.path)}
+
+        return self._train(request.model_id, request.seq_id, save)
+
+    def save_weights_for_sampler(self, body: JsonObject) -> JsonObject:
         """Save weights to sample from, or keep a snapshot of them for this session."""
         request = SaveWeightsForSamplerRequest.model_validate(body)
-        if request.path is not None:
-            return self._train(
-                request.model_id,
-                request.seq_id,
-                lambda client: client.save_weights_for_sampler(
-                    _given(request.path), user_metadata=request.user_metadata
-                ),
-                lambda saved: {"type": "save_weights_for_sampler", "path": address_of(saved.path)},
-            )
-        sampler_id = f"{request.model_id.partition(':')[0]}:sample:{request.sampling_session_seq_id}"
 
-        def keep(client: LocalTrainingClient) -> Awaitable[LocalSamplingClient]:
+        async def save(client: LocalTrainingClient) -> Result:
+            if request.path is not None:
+                saved = await client.save_weights_for_sampler(
+                    request.path, user_metadata=request.user_metadata
+                )
+                return {"type": "save_weights_for_sampler", "path": address_of(saved.path)}
             if request.kind != "snapshot":
                 raise RequestError(f"samplers are snapshots here (kind='snapshot'); got {request.kind!r}")
-            sampler = client.save_weights_and_get_sampling_client()
-            self.samplers.add(sampler_id, sampler)
-            return sampler
+            sampler_id = f"{request.model_id.partition(':')[0]}:sample:{request.sampling_session_seq_id}"
+            self.samplers.add(sampler_id, await client.save_weights_and_get_sampling_client())
+            return {"type": "save_weights_for_sampler", "sampling_session_id": sampler_id}
 
-        value = {"type": "save_weights_for_sampler", "sampling_session_id": sampler_id}
-        return self._train(request.model_id, request.seq_id, keep, lambda _: value)
+        return self._train(request.model_id, request.seq_id, save)
 
     def _train(
         self,
         model_id: str | None,
         seq_id: int | None,
-        begin: Callable[[LocalTrainingClient], Awaitable[Any]],
-        write: Callable[[Any], Result],
-    ) -> dict[str, Any]:
+        work: Callable[[LocalTrainingClient], Awaitable[Result]],
+    ) -> JsonObject:
         """Begin an operation of a model in its turn.
 
         Raises:
@@ -212,9 +201,8 @@ class TinkerEngine:
                     f"request {seq_id} of this model is out of turn; the next is {model.next_seq}",
                     status=409 if seq_id > model.next_seq else 410,
                 )
-            self._results.check_room()
+            self._results.add(name, lambda: work(model.client))
             model.next_seq += 1
-            self._results.add(name, begun(lambda: begin(model.client)), write)
         return {"request_id": name, "model_id": model_id}
 
     def _model_of(self, model_id: str | None) -> _TrainedModel:
@@ -228,16 +216,19 @@ class TinkerEngine:
         return self._models[model_id]
 
     def _forget(self, prefix: str) -> None:
+        """Let go of all that belongs to a session."""
+        self._results.forget(prefix)
         for name in [name for name in self._models if name.startswith(prefix)]:
             del self._models[name]
+        self.samplers.forget(prefix)
 
     def _add_model(
         self,
         session_id: str,
         model_seq_id: int | None,
         make: Callable[[], LocalTrainingClient],
-        value: dict[str, Any],
-    ) -> dict[str, Any]:
+        value: JsonObject,
+    ) -> JsonObject:
         """Make a model, unless this request made it before; `value` is the result.
 
         Raises:
@@ -245,45 +236,35 @@ class TinkerEngine:
         """
         model_id = f"{self._sessions.see(session_id)}:train:{model_seq_id}"
         name = f"{model_id}:0"
+
+        async def made() -> Result:
+            return value | {"model_id": model_id}
+
         if not self._results.knows(name):
             if len(self._models) >= _MOST_MODELS:
                 raise RequestError(
                     f"{_MOST_MODELS} adapters are being trained here; close a session first (ServiceClient.close)"
                 )
             self._models[model_id] = _TrainedModel(client=make())
-            self._results.add(name, _at_once(value | {"model_id": model_id}), lambda done: done)
+            self._results.add(name, made)
         return {"request_id": name, "model_id": model_id}
 
-    async def result(self, body: dict[str, Any], wait_s: float) -> Result | None:
+    async def result(self, body: JsonObject, wait_s: float) -> Result | None:
         """A request's result, or ``None`` if it is not there after a while."""
         return await self._results.fetch(str(body.get("request_id")), wait_s)
 
-    def cancel(self, body: dict[str, Any]) -> dict[str, Any]:
+    def cancel(self, body: JsonObject) -> JsonObject:
         """Give up a request for samples; a training request is carried out, since later ones build on it."""
         name = str(body.get("request_id"))
         if ":sample:" in name:
             self._results.cancel(name)
         return {}
 
-    def capabilities(self) -> dict[str, Any]:
+    def capabilities(self) -> JsonObject:
         """The model that is served."""
         return self._service.get_server_capabilities().model_dump(mode="json")
 
 
-def _given(name: str | None) -> str:
-    if name is None:
-        raise RequestError("path must name what is saved")
-    return name
-
-
-def _check_adam(optimizer: types.OptimizerConfig) -> None:
-    if optimizer.type != "adamw":
-        raise RequestError(f"the local engine's optimiser is adamw; got {optimizer.type!r}")
-
-
-async def _at_once(value: dict[str, Any]) -> dict[str, Any]:
-    return value
-
-
-def _dumped(value: BaseModel) -> dict[str, Any]:
-    return value.model_dump(mode="json")
+def _check_adam(optimizer: str) -> None:
+    if optimizer != "adamw":
+        raise RequestError(f"the local engine's optimiser is adamw; got {optimizer!r}")

@@ -1,18 +1,16 @@
 """Samplers of clients that speak Tinker's protocol; they belong to the engine's thread."""
 
 from collections import OrderedDict
-from collections.abc import Awaitable
 from dataclasses import dataclass
-from typing import Any
 
 import tinker
 from tinker import types
 from tinker.types.sample_request import SampleRequest
 
-from viva.engine import LocalSamplingClient, LocalServiceClient
-from viva.serve.bodies import RequestError
+from viva.engine import LocalSamplingClient
+from viva.serve.bodies import JsonObject, RequestError
 from viva.serve.sampling import ServedPolicy
-from viva.serve.tinker_store import BaseModelNames, Results, SavedWeights, Sessions, begun
+from viva.serve.tinker_store import Results, Sessions, Weights
 from viva.serve.tinker_wire import write_samples
 
 _MOST_SAMPLERS = 64
@@ -30,31 +28,19 @@ class Samplers:
     """Samplers by name, the ones used last, and saved weights that requests of OpenAI's interface name.
 
     Args:
-        service: Of the local engine.
-        base: The model that is served.
+        weights: What may be sampled from.
         sessions: Whose samplers they are.
         results: Where the samples go.
-        weights: What was saved.
     """
 
-    def __init__(
-        self,
-        service: LocalServiceClient,
-        base: BaseModelNames,
-        sessions: Sessions,
-        results: Results,
-        weights: SavedWeights,
-    ) -> None:
-        self._service = service
-        self._base = base
+    def __init__(self, weights: Weights, sessions: Sessions, results: Results) -> None:
+        self._weights = weights
         self._sessions = sessions
         self._results = results
-        self._weights = weights
         self._samplers: OrderedDict[str, _Sampler] = OrderedDict()
         self._policies: OrderedDict[tuple[str, int, int], ServedPolicy] = OrderedDict()
-        sessions.at_end(self._forget)
 
-    def create(self, body: dict[str, Any]) -> dict[str, Any]:
+    def create(self, body: JsonObject) -> JsonObject:
         """Open saved weights, or the base model as it is, for sampling.
 
         Raises:
@@ -64,19 +50,17 @@ class Samplers:
         sampler_id = f"{self._sessions.see(request.session_id)}:sample:{request.sampling_session_seq_id}"
         if sampler_id not in self._samplers:
             if request.base_model is not None:
-                self._base.check(request.base_model)
-            path = None if request.model_path is None else str(self._weights.folder(request.model_path))
-            client = self._service.create_sampling_client(model_path=path, base_model=self._base.model)
-            self.add(sampler_id, client, request.model_path)
+                self._weights.check_base(request.base_model)
+            self.add(sampler_id, self._weights.sampler(request.model_path), request.model_path)
         return {"type": "create_sampling_session", "sampling_session_id": sampler_id}
 
-    def describe(self, sampler_id: str) -> dict[str, Any]:
+    def describe(self, sampler_id: str) -> JsonObject:
         """Model and weights of a sampler."""
         sampler = self._find(sampler_id)
         path = {} if sampler.model_path is None else {"model_path": sampler.model_path}
         return {"sampler_id": sampler_id, "base_model": sampler.client.get_base_model(), **path}
 
-    def sample(self, body: dict[str, Any]) -> dict[str, Any]:
+    def sample(self, body: JsonObject) -> JsonObject:
         """Begin to sample.
 
         Raises:
@@ -85,14 +69,13 @@ class Samplers:
         request = SampleRequest.model_validate(body)
         if request.sampling_session_id is None or request.seq_id is None:
             raise RequestError("sampling_session_id and seq_id must be given")
-        sampler = self._find(request.sampling_session_id)
+        client = self._find(request.sampling_session_id).client
         num_samples = request.num_samples
         if not 1 <= num_samples <= _MOST_SAMPLES:
             raise RequestError(f"num_samples must be between 1 and {_MOST_SAMPLES}; got {num_samples}")
         name = f"{request.sampling_session_id}:{request.seq_id}"
         if not self._results.knows(name):
-            self._results.check_room()
-            self._results.add(name, begun(lambda: _draw(sampler.client, request)), write_samples)
+            self._results.add(name, lambda: _drawn(client, request))
         return {
             "request_id": name,
             "sample_sequence_ids": [f"{name}:{index}" for index in range(num_samples)],
@@ -116,33 +99,32 @@ class Samplers:
         while len(self._samplers) > _MOST_SAMPLERS:
             self._samplers.popitem(last=False)
 
-    def _forget(self, prefix: str) -> None:
+    def forget(self, prefix: str) -> None:
+        """Let go of all samplers whose names begin so."""
         for name in [name for name in self._samplers if name.startswith(prefix)]:
             del self._samplers[name]
 
-    async def saved_policy(self, path: str, like: ServedPolicy) -> ServedPolicy:
+    async def saved_policy(self, address: str, like: ServedPolicy) -> ServedPolicy:
         """Saved weights, as requests of OpenAI's interface name them; read again when they were saved again.
 
         Raises:
-            RequestError: If there are none at the path.
+            RequestError: If there are none at the address.
         """
-        folder = self._weights.folder(path)
-        found = folder.stat()
-        key = (path, found.st_ino, found.st_mtime_ns)
+        found = self._weights.folder(address).stat()
+        key = (address, found.st_ino, found.st_mtime_ns)
         if key not in self._policies:
-            client = self._service.create_sampling_client(model_path=str(folder), base_model=self._base.model)
-            self._policies[key] = like.over(client)
+            self._policies[key] = ServedPolicy(self._weights.sampler(address), like.renderer)
             while len(self._policies) > _MOST_POLICIES:
                 self._policies.popitem(last=False)
         self._policies.move_to_end(key)
         return self._policies[key]
 
 
-def _draw(client: LocalSamplingClient, request: SampleRequest) -> Awaitable[tinker.SampleResponse]:
+async def _drawn(client: LocalSamplingClient, request: SampleRequest) -> bytes:
     if request.record_stability_info:
         raise RequestError("the local engine records no stability information; leave it out")
     targets = request.target_prompt_logprobs
-    return client.sample(
+    response = await client.sample(
         request.prompt,
         request.num_samples,
         request.sampling_params,
@@ -153,3 +135,4 @@ def _draw(client: LocalSamplingClient, request: SampleRequest) -> Awaitable[tink
         prompt_alt_tokens_k=request.prompt_alt_tokens_k,
         prompt_logprobs_last_n=request.prompt_logprobs_last_n,
     )
+    return write_samples(response)

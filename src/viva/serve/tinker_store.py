@@ -1,4 +1,4 @@
-"""State that a server keeps for clients of Tinker's protocol: sessions, results, saved weights, its base model.
+"""State that a server keeps for clients of Tinker's protocol: sessions, results, and the weights that they may name.
 
 All of it belongs to the engine's thread.
 """
@@ -11,11 +11,10 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from viva.engine import LocalServiceClient
+from viva.engine import LocalSamplingClient, LocalServiceClient
 from viva.engine.checkpoint import read_state
-from viva.serve.bodies import RequestError
+from viva.serve.bodies import JsonObject, RequestError
 from viva.serve.transport import told_error
 
 _MOST_SESSIONS = 64
@@ -24,15 +23,15 @@ _SILENCE_S = 300.0
 
 
 class Sessions:
-    """Sessions by name. What belongs to one has a name that begins with the session's and a colon."""
+    """Sessions by name. What belongs to one has a name that begins with the session's and a colon.
 
-    def __init__(self) -> None:
+    Args:
+        forget: Called at the end of every session, with what the names of its belongings begin with.
+    """
+
+    def __init__(self, forget: Callable[[str], None]) -> None:
+        self._forget = forget
         self._last_seen: dict[str, float] = {}
-        self._forgetters: list[Callable[[str], None]] = []
-
-    def at_end(self, forget: Callable[[str], None]) -> None:
-        """Have a function called at the end of every session, with what the names of its belongings begin with."""
-        self._forgetters.append(forget)
 
     def begin(self) -> str:
         """The name of a new session.
@@ -66,17 +65,14 @@ class Sessions:
 
     def end(self, name: str) -> None:
         """End a session with all that belongs to it; where there is none, it is over already."""
-        if self._last_seen.pop(name, None) is None:
-            return
-        for forget in self._forgetters:
-            forget(f"{name}:")
+        if self._last_seen.pop(name, None) is not None:
+            self._forget(f"{name}:")
 
 
 _MOST_FETCHED = 256
 """Results that are kept after they were fetched, for a client that lost the answer and asks again."""
 
-
-Result = dict[str, Any] | bytes
+Result = JsonObject | bytes
 """JSON, or bytes in the SDK's binary form."""
 
 
@@ -96,11 +92,11 @@ class Results:
         """Whether a request of this name was made before."""
         return name in self._open or name in self._fetched
 
-    def check_room(self) -> None:
-        """Refuse a further request if there are too many.
+    def add(self, name: str, begin: Callable[[], Awaitable[Result]]) -> None:
+        """Begin the work of a request, and keep its result; errors of the work are results, too.
 
         Raises:
-            RequestError: If so (429).
+            RequestError: If there are too many requests (429).
         """
         if len(self._open) >= self._limit:
             raise RequestError(
@@ -108,16 +104,7 @@ class Results:
                 "moment",
                 status=429,
             )
-
-    def add(self, name: str, work: Awaitable[Any], write: Callable[[Any], Result]) -> None:
-        """Keep the result of work that has begun.
-
-        Args:
-            name: Of the request.
-            work: The engine's.
-            write: Makes the result of what the work gives.
-        """
-        self._open[name] = asyncio.ensure_future(_finished(work, write))
+        self._open[name] = asyncio.ensure_future(_finished(begin))
 
     async def fetch(self, name: str, wait_s: float) -> Result | None:
         """A result, or ``None`` if it is not there after a while.
@@ -150,9 +137,9 @@ class Results:
             del self._fetched[name]
 
 
-async def _finished(work: Awaitable[Any], write: Callable[[Any], Result]) -> Result:
+async def _finished(begin: Callable[[], Awaitable[Result]]) -> Result:
     try:
-        return write(await work)
+        return await begin()
     except Exception as error:  # noqa: BLE001 - the engine's errors are results of the requests that they are of
         return _failed(told_error(error))
 
@@ -162,32 +149,34 @@ def _failed(error: RequestError) -> Result:
     return {"error": str(error), "category": category}
 
 
-def begun(begin: Callable[[], Awaitable[Any]]) -> Awaitable[Any]:
-    """Work, or the engine's refusal to begin it as its result."""
-    try:
-        return begin()
-    except (ValueError, TypeError, RuntimeError) as error:
-        return _fail(told_error(error))
-
-
-async def _fail(error: RequestError) -> None:
-    raise error
-
-
 _PATH = re.compile(r"tinker://(client-[0-9]{6,12})/(weights|sampler_weights)/([A-Za-z0-9_.-]{1,200})")
 
 
-class SavedWeights:
-    """Saved weights in the folder of a service of the local engine.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """The only base model of a server, and what was saved in the folder of its service."""
 
-    Args:
-        service: Saves there.
-        state_dir: The folder.
-    """
+    service: LocalServiceClient
+    """Saves there."""
+    model: str
+    """The base model, as the engine knows it."""
+    names: tuple[str, ...]
+    """Further names of it."""
+    state_dir: Path
+    """The folder."""
 
-    def __init__(self, service: LocalServiceClient, state_dir: Path) -> None:
-        self._service = service
-        self._state_dir = state_dir
+    def check_base(self, name: str) -> None:
+        """Refuse another base model.
+
+        Raises:
+            RequestError: If it is one (404).
+        """
+        known = (self.model, *self.names)
+        if name not in known and Path(name).resolve() != Path(self.model).resolve():
+            raise RequestError(
+                f"model {name[:200]!r} is not served here; served: {', '.join(dict.fromkeys(known))}",
+                status=404,
+            )
 
     def folder(self, address: str) -> Path:
         """The folder of saved weights.
@@ -201,46 +190,29 @@ class SavedWeights:
                 "the path must be tinker://CLIENT/weights/NAME or tinker://CLIENT/sampler_weights/NAME, as saving "
                 f"returned it; got {address[:200]!r}"
             )
-        folder = self._state_dir.joinpath(*match.groups())
+        folder = self.state_dir.joinpath(*match.groups())
         if not folder.is_dir():
             raise RequestError(f"there are no saved weights at {address}", status=404)
         return folder
 
-    def info(self, body: dict[str, Any]) -> dict[str, Any]:
+    def sampler(self, address: str | None) -> LocalSamplingClient:
+        """A sampler of saved weights, or of the base model as it is."""
+        path = None if address is None else str(self.folder(address))
+        return self.service.create_sampling_client(model_path=path, base_model=self.model)
+
+    def info(self, body: JsonObject) -> JsonObject:
         """Base model and adapter of saved weights."""
         state = read_state(str(self.folder(str(body.get("tinker_path")))))
         rank = state.settings.rank
         return {"base_model": state.base_model, "is_lora": rank > 0, "lora_rank": rank or None}
 
-    async def delete(self, run: str, checkpoint: str) -> None:
+    async def delete(self, run: str, checkpoint: str) -> JsonObject:
         """Delete saved weights."""
         folder = self.folder(f"tinker://{run}/{checkpoint}")
-        await self._service.create_rest_client().delete_checkpoint_from_tinker_path(str(folder))
+        await self.service.create_rest_client().delete_checkpoint_from_tinker_path(str(folder))
+        return {}
 
 
 def address_of(folder: str) -> str:
     """The address of saved weights, for clients that do not see this disk."""
     return "tinker://" + "/".join(Path(folder).parts[-3:])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BaseModelNames:
-    """The only base model of a server."""
-
-    model: str
-    """As the engine knows it."""
-    names: tuple[str, ...]
-    """Further names."""
-
-    def check(self, name: str) -> None:
-        """Refuse another model.
-
-        Raises:
-            RequestError: If it is one (404).
-        """
-        known = (self.model, *self.names)
-        if name not in known and Path(name).resolve() != Path(self.model).resolve():
-            raise RequestError(
-                f"model {name[:200]!r} is not served here; served: {', '.join(dict.fromkeys(known))}",
-                status=404,
-            )

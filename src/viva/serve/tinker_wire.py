@@ -1,6 +1,7 @@
 """The binary form in which the SDK of Tinker sends gradients' requests and takes tensors."""
 
 from collections.abc import Mapping
+from typing import Literal
 
 import numpy as np
 import tinker
@@ -12,7 +13,7 @@ from viva.serve.bodies import RequestError
 
 _MOST_DATUMS = 2**16
 _MOST_CELLS = 2**26
-_KINDS: Mapping[int, tuple[type[np.generic], str]] = {
+_KINDS: Mapping[int, tuple[type[np.generic], Literal["float32", "int64"]]] = {
     wire.DTYPE_FLOAT32: (np.float32, "float32"),
     wire.DTYPE_INT64: (np.int64, "int64"),
 }
@@ -84,7 +85,7 @@ def _read_tensor(message: wire.Tensor) -> tinker.TensorData:
         sparse = message.sparse_csr
         return tinker.TensorData(
             data=np.frombuffer(sparse.values, dtype=kind).copy(),
-            dtype="float32" if name == "float32" else "int64",
+            dtype=name,
             shape=shape,
             sparse_crow_indices=np.frombuffer(sparse.crow_indices, dtype=np.int64).tolist(),
             sparse_col_indices=np.frombuffer(sparse.col_indices, dtype=np.int64).tolist(),
@@ -92,9 +93,7 @@ def _read_tensor(message: wire.Tensor) -> tinker.TensorData:
     values = np.frombuffer(message.dense, dtype=kind).copy()
     if shape and (min(shape) < 0 or int(np.prod(shape)) != values.size):
         raise RequestError(f"a tensor of shape {shape} has {values.size} values")
-    return tinker.TensorData(
-        data=values, dtype="float32" if name == "float32" else "int64", shape=shape or None
-    )
+    return tinker.TensorData(data=values, dtype=name, shape=shape or None)
 
 
 def write_losses(output: tinker.ForwardBackwardOutput) -> bytes:

@@ -3,21 +3,24 @@
 import asyncio
 import json
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
-from contextlib import aclosing, contextmanager
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from contextlib import aclosing
+from typing import Any, TypeAlias, TypeVar
 
+from pydantic import ValidationError
+from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from viva.loopback import is_own_host, same_secret
+from viva.loopback import is_own_host
 from viva.serve.bodies import RequestError
 
 T = TypeVar("T")
+Work: TypeAlias = Coroutine[Any, Any, T]
 
 _UPLOAD_S = 60.0
 """Longest time that a body may take to arrive."""
@@ -29,34 +32,39 @@ _KINDS = {
     404: "not_found_error",
     429: "rate_limit_error",
 }
+_TOLD = (HTTPException, ClientDisconnect, ValueError, TimeoutError, FloatingPointError)
+"""Errors of requests: the framework's own (no such address, no such method), and the engine's."""
 
 
-class ClientGoneError(ConnectionError):
-    """The client has closed the connection."""
+def application(routes: Sequence[Route]) -> Starlette:
+    """An application whose errors are answers (`told_error`), below ``/api/`` as Tinker's SDK shows them."""
 
+    async def refuse(request: Request, error: Exception) -> Response:
+        told = told_error(error)
+        if request.scope["path"].startswith("/api/") and told.status != 429:
+            return json_answer({"detail": str(told)}, told.status)
+        return error_answer(told)
 
-@contextmanager
-def telling() -> Generator[None]:
-    """Within this context, the engine's errors become answers.
-
-    Raises:
-        RequestError: In their place.
-    """
-    try:
-        yield
-    except (ValueError, TimeoutError, FloatingPointError) as error:
-        raise told_error(error) from error
+    return Starlette(routes=routes, exception_handlers=dict.fromkeys(_TOLD, refuse))
 
 
 def told_error(error: Exception) -> RequestError:
     """The answer to a request that an error ended."""
     if isinstance(error, RequestError):
         return error
+    if isinstance(error, HTTPException):
+        return RequestError(error.detail, status=error.status_code)
+    if isinstance(error, ClientDisconnect):  # nobody hears it
+        return RequestError("the client has closed the connection", status=499)
     if isinstance(error, TimeoutError):
         return RequestError(
             "the answer took too long; ask for fewer tokens at once, or give 'viva serve' a longer timeout_s",
             status=504,
         )
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        return RequestError(f"{place}: {first['msg']}", param=place)
     if isinstance(error, ValueError | NotImplementedError):
         return RequestError(str(error))
     return RequestError(f"{type(error).__name__}: {error}", status=500)
@@ -64,23 +72,23 @@ def told_error(error: Exception) -> RequestError:
 
 def error_answer(error: RequestError) -> Response:
     """An error in the form of OpenAI's interface."""
-    kind = _KINDS.get(error.status, "invalid_request_error" if error.status < 500 else "server_error")
-    content = {"message": str(error), "type": kind, "param": error.param, "code": error.code}
     headers = {"Retry-After": str(_RETRY_AFTER_S)} if error.status == 429 else {}
-    return json_answer({"error": content}, error.status, headers)
+    return json_answer({"error": _described(error)}, error.status, headers)
+
+
+def _described(error: RequestError) -> dict[str, str | None]:
+    kind = _KINDS.get(error.status, "invalid_request_error" if error.status < 500 else "server_error")
+    return {"message": str(error), "type": kind, "param": error.param, "code": error.code}
 
 
 def json_answer(value: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     """An answer of JSON."""
-    body = json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
-    return Response(body, status, headers, "application/json")
+    return Response(_json(value), status, headers, "application/json")
 
 
-def http_error(_: Request, error: Exception) -> Response:
-    """The framework's own errors (no such address, no such method) in the same form."""
-    status = error.status_code if isinstance(error, HTTPException) else 500
-    detail = error.detail if isinstance(error, HTTPException) else "internal error"
-    return error_answer(RequestError(detail, status=status))
+def _json(value: object) -> bytes:
+    """JSON in ASCII: a name that a client made up may hold half of a surrogate pair, which UTF-8 cannot spell."""
+    return json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
 
 
 def given_key(headers: Headers) -> str:
@@ -89,38 +97,19 @@ def given_key(headers: Headers) -> str:
     return bearer.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
 
 
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """An address as an application: its `RequestError` is an answer, and a client that has gone gets none."""
-
-    answer: Callable[[Scope, Receive, Send], Awaitable[None]]
-    refusal: Callable[[RequestError], Response] = error_answer
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
-        try:
-            await self.answer(scope, receive, send)
-        except RequestError as error:
-            await self.refusal(error)(scope, receive, send)
-        except ClientGoneError:
-            return
-
-
 class TokenGuard:
     """Wraps an application: a request must carry the token, and come from no web page of another site.
 
     Args:
         app: What is guarded.
-        token: A secret, sent as ``Authorization: Bearer TOKEN`` or ``X-API-Key: TOKEN``.
+        is_known: Whether a client may ask that gives this as ``Authorization: Bearer KEY`` or ``X-API-Key: KEY``.
         checks_host: Whether the host name must be one of this machine's own, as is right on the loopback address.
-        ends_at: Character at which the token ends in what clients give; what follows is for the application.
     """
 
-    def __init__(self, app: ASGIApp, *, token: str, checks_host: bool, ends_at: str | None = None) -> None:
+    def __init__(self, app: ASGIApp, *, is_known: Callable[[str], bool], checks_host: bool) -> None:
         self._app = app
-        self._token = token
+        self._is_known = is_known
         self._checks_host = checks_host
-        self._ends_at = ends_at
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or refuse it."""
@@ -138,10 +127,7 @@ class TokenGuard:
             raise RequestError("this host name is not allowed", status=403)
         if "origin" in headers or headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
             raise RequestError("requests of web pages are not answered", status=403)
-        given = given_key(headers)
-        if self._ends_at is not None:
-            given = given.partition(self._ends_at)[0]
-        if not same_secret(given, self._token):
+        if not self._is_known(given_key(headers)):
             raise RequestError(
                 "the token is missing or wrong; give the one that 'viva serve' printed as the API key",
                 status=401,
@@ -149,42 +135,31 @@ class TokenGuard:
             )
 
 
-async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
+async def read_body(request: Request, limit: int) -> bytes:
     """A request's body.
 
     Raises:
         RequestError: If it is larger than the limit in bytes (413), compressed (415) or too slow (408).
-        ClientGoneError: If it breaks off.
+        ClientDisconnect: If it breaks off.
     """
-    headers = Headers(scope=scope)
-    if headers.get("content-encoding", "identity") != "identity":
+    if request.headers.get("content-encoding", "identity") != "identity":
         raise RequestError("send the body as it is, not compressed", status=415)
-    length = headers.get("content-length", "0")
-    if length.isdecimal() and len(length) < 20 and int(length) > limit:
-        raise _too_large(limit)
-    parts: list[bytes] = []
-    size = 0
+    too_large = RequestError(f"the body is larger than {limit} bytes; send less at once", status=413)
+    if int(request.headers.get("content-length", "0")) > limit:
+        raise too_large
+    body = bytearray()
     try:
         async with asyncio.timeout(_UPLOAD_S):
-            while True:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise ClientGoneError
-                parts.append(message.get("body", b""))
-                size += len(parts[-1])
-                if size > limit:
-                    raise _too_large(limit)
-                if not message.get("more_body", False):
-                    return b"".join(parts)
+            async for part in request.stream():
+                body += part
+                if len(body) > limit:
+                    raise too_large
     except TimeoutError as error:
         raise RequestError(f"the body did not arrive within {_UPLOAD_S:g} s", status=408) from error
+    return bytes(body)
 
 
-def _too_large(limit: int) -> RequestError:
-    return RequestError(f"the body is larger than {limit} bytes; send less at once", status=413)
-
-
-async def unless_gone(work: Coroutine[Any, Any, T], receive: Receive) -> T:
+async def unless_gone(work: Work[T], receive: Receive) -> T:
     """The result of work, which is cancelled when the client goes.
 
     Args:
@@ -192,14 +167,14 @@ async def unless_gone(work: Coroutine[Any, Any, T], receive: Receive) -> T:
         receive: Of the request, whose body was read.
 
     Raises:
-        ClientGoneError: If it went.
+        ClientDisconnect: If it went.
     """
     answering = asyncio.ensure_future(work)
     watching = asyncio.ensure_future(_gone(receive))
     try:
         await asyncio.wait({answering, watching}, return_when=asyncio.FIRST_COMPLETED)
         if not answering.done():
-            raise ClientGoneError
+            raise ClientDisconnect
         return await answering
     finally:
         for task in (answering, watching):
@@ -215,24 +190,22 @@ async def _gone(receive: Receive) -> None:
 async def send_events(events: AsyncGenerator[object], send: Send) -> None:
     """Server-sent events of JSON. The first is made before anything is sent, so that its error is an answer.
 
-    A later `RequestError` is an event of its own.
+    A later error is an event of its own.
     """
     async with aclosing(events):
         event: object | None = await anext(events)
         await send({"type": "http.response.start", "status": 200, "headers": _EVENT_HEADERS})
         while event is not None:
-            await send({"type": "http.response.body", "body": _event(event), "more_body": True})
+            await send(_part(_json(event), more=True))
             try:
                 event = await anext(events, None)
-            except RequestError as error:
-                event = {
-                    "error": {"message": str(error), "type": "server_error", "param": None, "code": None}
-                }
-    await send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False})
+            except _TOLD as error:
+                event = {"error": _described(told_error(error)) | {"type": "server_error"}}
+    await send(_part(b"[DONE]", more=False))
 
 
-def _event(value: object) -> bytes:
-    return b"data: " + json.dumps(value, allow_nan=False, separators=(",", ":")).encode() + b"\n\n"
+def _part(data: bytes, *, more: bool) -> Message:
+    return {"type": "http.response.body", "body": b"data: " + data + b"\n\n", "more_body": more}
 
 
 class EngineThread:
@@ -243,38 +216,22 @@ class EngineThread:
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="viva-serve-engine", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="viva-serve-engine", daemon=True)
         self._thread.start()
 
-    def do(self, work: Coroutine[Any, Any, T]) -> T:
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop):  # at its end, it cancels what is left
+            self._loop.run_forever()
+
+    def do(self, work: Work[T]) -> T:
         """The result of work, for a caller outside every event loop."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
-    async def run(self, work: Coroutine[Any, Any, T]) -> T:
+    async def run(self, work: Work[T]) -> T:
         """The result of work; cancelling the wait cancels the work."""
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 
     def close(self) -> None:
         """Cancel what is left and end the thread."""
-        asyncio.run_coroutine_threadsafe(_cancel_rest(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
-        self._loop.close()
-
-
-async def _cancel_rest() -> None:
-    tasks = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def in_loop(function: Callable[[T], None]) -> Callable[[T], None]:
-    """A function that other threads may call: it is run in the event loop of this one, in the order of the calls."""
-    loop = asyncio.get_running_loop()
-
-    def call(value: T) -> None:
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(function, value)
-
-    return call

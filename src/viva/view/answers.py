@@ -5,13 +5,12 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from viva.judging.records import Transcript
 from viva.run.secrets import printable
 from viva.view.conversation import conversation_payload, text_at, token_payload
 from viva.view.entries import Entry, Query, facets, page_of, select
-from viva.view.files import read_evaluations
+from viva.view.files import Row, read_evaluations
 from viva.view.judgement import JudgeCounts, sum_counts
 from viva.view.run_index import RunIndex
 
@@ -20,7 +19,7 @@ class NotFoundError(LookupError):
     """There is no such run or conversation."""
 
 
-def run_answer(run: RunIndex, name: str, *, is_complete: bool) -> dict[str, Any]:
+def run_answer(run: RunIndex, name: str, *, is_complete: bool) -> dict[str, object]:
     """A run's description, and how far it was read."""
     model = run.config.get("model_name")
     model = printable(model) if isinstance(model, str) else ""
@@ -45,27 +44,29 @@ def run_answer(run: RunIndex, name: str, *, is_complete: bool) -> dict[str, Any]
     }
 
 
-def list_answer(run: RunIndex, query: Query, page: int, size: int) -> dict[str, Any]:
+def list_answer(run: RunIndex, query: Query, page: int, size: int) -> dict[str, object]:
     """One page of the conversations that match."""
     found = select(run.entries.values(), query)
-    return {
-        "total": len(found),
-        "page": page,
-        "size": size,
-        "rows": rows_of(run, page_of(found, page, size)),
-        "facets": facets(run.entries.values()),
-    }
+    return _page(run, found, page, size) | {"facets": facets(run.entries.values())}
 
 
-def rows_of(run: RunIndex, entries: Iterable[Entry]) -> list[dict[str, Any]]:
+def _page(run: RunIndex, found: Sequence[Entry], page: int, size: int) -> dict[str, object]:
+    rows = rows_of(run, page_of(found, page, size))
+    return {"total": len(found), "page": page, "size": size, "rows": rows}
+
+
+def rows_of(run: RunIndex, entries: Iterable[Entry]) -> list[dict[str, object]]:
     """Rows of a list of conversations."""
-    return [asdict(entry) | {"has_tokens": run.has_tokens(entry.step, entry.group)} for entry in entries]
+    return [{**asdict(entry), "has_tokens": run.has_tokens(entry.step, entry.group)} for entry in entries]
 
 
-def conversation_answer(run: RunIndex, step: int, group: int, query: Query) -> dict[str, Any]:
+def conversation_answer(
+    run: RunIndex, step: int, group: int, query: Query, *, max_tokens: int | None = None
+) -> dict[str, object]:
     """One conversation, with its tokens where they were kept, and its neighbours among those that match.
 
-    Raises `NotFoundError` if there is none, and `ValueError` if a line of a file is damaged.
+    With `max_tokens`, turns lose their tokens behind so many, and contexts their middle. Raises `NotFoundError` if
+    there is no such conversation, and `ValueError` if a line of a file is damaged.
     """
     transcript = Transcript.parse(f"step {step}, group {group}", _line(run, step, group))
     tokens = run.tokens(step, group)
@@ -73,42 +74,38 @@ def conversation_answer(run: RunIndex, step: int, group: int, query: Query) -> d
     at = found.index((step, group)) if (step, group) in found else None
     return {
         **conversation_payload(transcript),
-        "tokens": None if tokens is None else token_payload(tokens, transcript.record),
+        "tokens": None if tokens is None else token_payload(tokens, transcript.record, max_tokens),
         "previous": found[at - 1] if at else None,
         "next": found[at + 1] if at is not None and at + 1 < len(found) else None,
     }
 
 
-def text_answer(run: RunIndex, step: int, group: int, ref: str) -> dict[str, Any]:
+def text_answer(run: RunIndex, step: int, group: int, ref: str) -> dict[str, object]:
     """One whole text of a conversation; `NotFoundError` without the conversation, `ValueError` without the text."""
     return {"text": text_at(_line(run, step, group), ref)}
 
 
-def _line(run: RunIndex, step: int, group: int) -> dict[str, Any]:
+def _line(run: RunIndex, step: int, group: int) -> Row:
     row = run.transcript(step, group)
     if row is None:
         raise NotFoundError(f"this run has no conversation {group} in step {step}")
     return row
 
 
-def judge_answer(run: RunIndex, query: Query, page: int, size: int) -> dict[str, Any]:
+def judge_answer(run: RunIndex, query: Query, page: int, size: int) -> dict[str, object]:
     """Figures about the judge over all conversations that match, by step, and where to look."""
     found = select(run.entries.values(), query)
     telling = [entry for entry in found if entry.judged.flips or entry.judged.cycles]
     by_step: dict[int, list[JudgeCounts]] = {}
     for entry in sorted(found, key=lambda entry: entry.step):
         by_step.setdefault(entry.step, []).append(entry.judged)
-    return {
+    return _page(run, telling, page, size) | {
         "totals": asdict(sum_counts(entry.judged for entry in found)),
         "steps": [{"step": step, **asdict(sum_counts(counts))} for step, counts in by_step.items()],
-        "total": len(telling),
-        "page": page,
-        "size": size,
-        "rows": rows_of(run, page_of(telling, page, size)),
     }
 
 
-def evaluations_answer(runs: Sequence[RunIndex], names: Sequence[str]) -> list[dict[str, Any]]:
+def evaluations_answer(runs: Sequence[RunIndex], names: Sequence[str]) -> list[dict[str, object]]:
     """Results that ``viva eval`` wrote into the runs' folders, and those that were given themselves."""
     return [
         {"name": name, "results": read_evaluations(run.folder)} for run, name in zip(runs, names, strict=True)
@@ -202,7 +199,7 @@ _SERIES: tuple[tuple[re.Pattern[str], str, str, str], ...] = (
 """Families of metrics that share charts: name, section, chart, curve."""
 
 
-def curve_layout(keys: Iterable[str]) -> list[dict[str, Any]]:
+def curve_layout(keys: Iterable[str]) -> list[dict[str, object]]:
     """Groups of sections of charts: names only."""
     places = chart_places(keys)
     return [
@@ -211,7 +208,7 @@ def curve_layout(keys: Iterable[str]) -> list[dict[str, Any]]:
     ]
 
 
-def _section(title: str, charts: dict[str, list[tuple[str, str]]]) -> dict[str, Any]:
+def _section(title: str, charts: dict[str, list[tuple[str, str]]]) -> dict[str, object]:
     return {
         "title": printable(title),
         "open": title in _OPEN_SECTIONS,
@@ -225,9 +222,9 @@ def _section(title: str, charts: dict[str, list[tuple[str, str]]]) -> dict[str, 
     }
 
 
-def curve_points(run: RunIndex, keys: Sequence[str]) -> dict[str, Any]:
+def curve_points(run: RunIndex, keys: Sequence[str]) -> dict[str, object]:
     """Points and bands of some metrics, by name; those the run does not have are left out."""
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for key in keys:
         points = run.points(key)
         if not points:

@@ -13,14 +13,11 @@ import secrets
 import threading
 import webbrowser
 from collections.abc import Callable, Sequence
-from http.cookies import CookieError, SimpleCookie
 from importlib import resources
 from pathlib import Path
-from typing import Any
-from urllib.parse import parse_qs
 
 from starlette.applications import Starlette
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
@@ -40,7 +37,7 @@ from viva.view.answers import (
     run_answer,
     text_answer,
 )
-from viva.view.entries import MAX_PAGE_SIZE, parse_query
+from viva.view.entries import parse_query
 from viva.view.files import names_of
 from viva.view.run_index import Reading, RunIndex
 from viva.view.summary import summary_answer
@@ -51,6 +48,7 @@ STATIC_TYPES = {".js": "text/javascript", ".css": "text/css", ".html": "text/htm
 _MAX_KEYS = 64
 _MAX_RUNS = 2
 _PAGE_SIZE = 50
+_MAX_PAGE_SIZE = 200
 
 CONTENT_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
@@ -72,6 +70,9 @@ _COOKIE_S = 30 * 24 * 3600
 """Life of the cookie, so that bookmarks work the next day."""
 
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{32}")
+
+_Answer = Callable[[Request], object]
+_Wait = Callable[[Request], object] | None
 
 
 def serve(
@@ -135,12 +136,13 @@ def make_app(folders: Sequence[Path], *, token: str) -> ASGIApp:
     num_runs = sum(run.kind == "run" for run in runs)
     if num_runs > _MAX_RUNS:
         raise ValueError(f"viva view shows one run or two, and any results of viva eval; got {num_runs} runs")
-    routes = [
-        Route("/", _file),
-        Route("/static/{name}", _file),
-        *_Api(runs).routes(),
-    ]
+    routes = [Route("/", _file), Route("/static/{name}", _file), *_Api(runs).routes()]
     return Guard(Starlette(routes=routes), token=token)
+
+
+def _json(value: object, status: int = 200) -> Response:
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return Response(text.encode("utf-8", "replace"), status, media_type="application/json")
 
 
 def _file(request: Request) -> Response:
@@ -150,28 +152,6 @@ def _file(request: Request) -> Response:
     if name not in known:
         return PlainTextResponse("There is no such file.\n", 404)
     return Response(known[name].read_bytes(), media_type=STATIC_TYPES[Path(name).suffix])
-
-
-def _answering(
-    handler: Callable[[Request], Any], lock: contextlib.AbstractContextManager[Any]
-) -> Callable[[Request], Response]:
-    """A handler that runs under a lock, and whose mistakes become answers that say what was wrong."""
-
-    def endpoint(request: Request) -> Response:
-        try:
-            with lock:
-                value = handler(request)
-            status, text = 200, json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-        except NotFoundError as error:
-            status, text = 404, json.dumps({"error": str(error)})
-        except OSError as error:  # a file of the run that is gone, or may not be read any more
-            why = f"a file of the run cannot be read: {error.strerror or error}. Is its folder still there?"
-            status, text = 410, json.dumps({"error": printable(why)})
-        except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
-            status, text = 400, json.dumps({"error": printable(f"{type(error).__name__}: {error}")})
-        return Response(text.encode("utf-8", "replace"), status, media_type="application/json")
-
-    return endpoint
 
 
 class _Api:
@@ -184,74 +164,84 @@ class _Api:
         self._reading = Reading(runs, self._lock)
 
     def routes(self) -> list[Route]:
-        """Handlers by the last part of their address."""
-        locked: dict[str, Callable[[Request], Any]] = {
-            "curves": lambda _: curve_layout({key for run in self._runs for key in run.metrics}),
-            "series": self._series,
-            "conversations": self._conversations,
-            "text": self._text,
-            "judge": self._judge,
-            "evaluations": lambda _: evaluations_answer(self._runs, self._names),
-        }
-        waiting: dict[str, Callable[[Request], Any]] = {  # these take the lock when they have waited
-            "runs": self._all_runs,
-            "conversation": self._conversation,
-            "summary": self._summary,
-        }
-        return [
-            *(Route(f"/api/{name}", _answering(handler, self._lock)) for name, handler in locked.items()),
-            *(
-                Route(f"/api/{name}", _answering(handler, contextlib.nullcontext()))
-                for name, handler in waiting.items()
+        """Handlers by the last part of their address. Some wait for what is read, or for modules to load."""
+        handlers: dict[str, tuple[_Answer, _Wait]] = {
+            "runs": (self._all_runs, lambda _: self._reading.go_on()),
+            "curves": (lambda _: curve_layout({key for run in self._runs for key in run.metrics}), None),
+            "series": (self._series, None),
+            "conversations": (self._conversations, None),
+            "conversation": (self._conversation, self._wait_for_conversation),
+            "text": (self._text, None),
+            "judge": (self._judge, None),
+            # takes seconds, in which others are answered
+            "summary": (
+                lambda _: [summary_answer(run) for run in self._runs],
+                lambda _: importlib.import_module("viva.training.advice"),
             ),
-        ]
+            "evaluations": (lambda _: evaluations_answer(self._runs, self._names), None),
+        }
+        return [Route(f"/api/{name}", self._endpoint(*handler)) for name, handler in handlers.items()]
 
-    def _all_runs(self, _: Request) -> Any:
-        """All runs, after a look at what is new in their files."""
-        self._reading.go_on()
-        with self._lock:
-            runs = [
-                run_answer(run, name, is_complete=self._reading.is_complete(run))
-                for run, name in zip(self._runs, self._names, strict=True)
-            ]
-        return {"viva": __version__, "runs": runs}
+    def _endpoint(self, answer: _Answer, wait: _Wait) -> Callable[[Request], Response]:
+        """A handler that waits, then answers under the lock; its mistakes are answers that say what was wrong."""
 
-    def _summary(self, _: Request) -> Any:
-        importlib.import_module("viva.training.advice")  # takes seconds, in which others are answered
-        with self._lock:
-            return [summary_answer(run) for run in self._runs]
+        def endpoint(request: Request) -> Response:
+            try:
+                if wait is not None:
+                    wait(request)
+                with self._lock:
+                    value = answer(request)
+                return _json(value)
+            except NotFoundError as error:
+                status, told = 404, str(error)
+            except OSError as error:  # a file of the run that is gone, or may not be read any more
+                status, why = 410, error.strerror or error
+                told = f"a file of the run cannot be read: {why}. Is its folder still there?"
+            except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
+                status, told = 400, f"{type(error).__name__}: {error}"
+            return _json({"error": printable(told)}, status)
 
-    def _series(self, request: Request) -> Any:
+        return endpoint
+
+    def _all_runs(self, _: Request) -> object:
+        runs = zip(self._runs, self._names, strict=True)
+        return {
+            "viva": __version__,
+            "runs": [run_answer(run, name, is_complete=self._reading.is_complete(run)) for run, name in runs],
+        }
+
+    def _series(self, request: Request) -> object:
         keys = request.query_params.getlist("key")[:_MAX_KEYS]
         return [curve_points(run, keys) for run in self._runs]
 
-    def _conversations(self, request: Request) -> Any:
-        size = min(_whole(request, "size", _PAGE_SIZE), MAX_PAGE_SIZE)
-        return list_answer(
-            self._run(request), parse_query(request.query_params), _whole(request, "page", 0), size
-        )
-
-    def _conversation(self, request: Request) -> Any:
-        run, step, group = self._run(request), _whole(request, "step"), _whole(request, "group")
+    def _conversations(self, request: Request) -> object:
+        size = max(1, min(_whole(request, "size", _PAGE_SIZE), _MAX_PAGE_SIZE))
         query = parse_query(request.query_params)
-        self._reading.wait_for(run, step, group)
-        with self._lock:
-            return conversation_answer(run, step, group, query)
+        return list_answer(self._run(request), query, _whole(request, "page", 0), size)
 
-    def _text(self, request: Request) -> Any:
-        step, group = _whole(request, "step"), _whole(request, "group")
-        return text_answer(self._run(request), step, group, request.query_params.get("ref", ""))
+    def _wait_for_conversation(self, request: Request) -> None:
+        self._reading.wait_for(self._run(request), *_place(request))
 
-    def _judge(self, request: Request) -> Any:
-        return judge_answer(
-            self._run(request), parse_query(request.query_params), _whole(request, "page", 0), _PAGE_SIZE
-        )
+    def _conversation(self, request: Request) -> object:
+        return conversation_answer(self._run(request), *_place(request), parse_query(request.query_params))
+
+    def _text(self, request: Request) -> object:
+        return text_answer(self._run(request), *_place(request), request.query_params.get("ref", ""))
+
+    def _judge(self, request: Request) -> object:
+        query = parse_query(request.query_params)
+        return judge_answer(self._run(request), query, _whole(request, "page", 0), _PAGE_SIZE)
 
     def _run(self, request: Request) -> RunIndex:
         index = _whole(request, "run", 0)
         if not 0 <= index < len(self._runs):
             raise NotFoundError(f"there is no run {index}")
         return self._runs[index]
+
+
+def _place(request: Request) -> tuple[int, int]:
+    """Step and group of a conversation."""
+    return _whole(request, "step"), _whole(request, "group")
 
 
 def _whole(request: Request, name: str, default: int | None = None) -> int:
@@ -287,53 +277,38 @@ class Guard:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
         elif scope["type"] == "http":
-            refusal = self._refusal(scope)
-            if refusal is None:
-                await self._app(scope, receive, _with_headers(send))
-            else:
-                await refusal(scope, receive, _with_headers(send))
+            answer = self._refusal(Request(scope)) or self._app
+            await answer(scope, receive, _with_headers(send))
 
-    def _refusal(self, scope: Scope) -> Response | None:
-        headers = Headers(scope=scope)
+    def _refusal(self, request: Request) -> Response | None:
+        headers, path = request.headers, request.scope["path"]
         host = headers.get("host", "")
         if not is_own_host(host):
             return PlainTextResponse("This host name is not allowed.\n", 403)
-        if (
-            headers.get("origin", f"http://{host}") != f"http://{host}"
-        ):  # browsers without the next header send this
-            return PlainTextResponse("Requests of other sites are not answered.\n", 403)
+        # browsers without the second header send the first
+        is_foreign = headers.get("origin", f"http://{host}") != f"http://{host}"
         if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
-            is_link = headers.get("sec-fetch-mode") == "navigate" and scope["path"] == "/"
-            if not is_link:
-                return PlainTextResponse("Requests of other sites are not answered.\n", 403)
-        if scope["method"] not in ("GET", "HEAD"):
+            is_link = headers.get("sec-fetch-mode") == "navigate" and path == "/"
+            is_foreign = is_foreign or not is_link
+        if is_foreign:
+            return PlainTextResponse("Requests of other sites are not answered.\n", 403)
+        if request.method not in ("GET", "HEAD"):
             return PlainTextResponse("Only GET is allowed.\n", 405)
-        given = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
-        if scope["path"] == "/" and same_secret(given, self._token):
+        if path == "/" and same_secret(request.query_params.get("token", ""), self._token):
             response = RedirectResponse("/", 303)
             response.set_cookie(
                 self._cookie, self._token, max_age=_COOKIE_S, httponly=True, samesite="strict", path="/"
             )
             return response
-        if not same_secret(_cookie(headers, self._cookie), self._token):
+        if not same_secret(request.cookies.get(self._cookie, ""), self._token):
             return PlainTextResponse("Open the address that 'viva view' printed; it has the token.\n", 403)
         return None
-
-
-def _cookie(headers: Headers, name: str) -> str:
-    try:
-        found = SimpleCookie(headers.get("cookie", "")).get(name)
-    except CookieError:
-        return ""
-    return "" if found is None else found.value
 
 
 def _with_headers(send: Send) -> Send:
     async def wrapped(message: Message) -> None:
         if message["type"] == "http.response.start":
-            headers = MutableHeaders(scope=message)
-            for name, value in _HEADERS.items():
-                headers[name] = value
+            MutableHeaders(scope=message).update(_HEADERS)
         await send(message)
 
     return wrapped

@@ -15,6 +15,7 @@ from viva.conversation.records import CritiqueReply, Solution, ToolCall
 from viva.judging.ranking import RankingReply
 from viva.judging.records import ConversationRecord, Transcript, TurnRecord
 from viva.run.secrets import printable, without_secrets
+from viva.view.files import Row
 from viva.view.judgement import judge_conversation
 
 MAX_TEXT_CHARS = 6000
@@ -28,7 +29,7 @@ _MAX_REF_PARTS = 8
 _PAIR = ("agent_id", "items", "is_flipped", "in_both_orders")
 
 
-def conversation_payload(transcript: Transcript) -> dict[str, Any]:
+def conversation_payload(transcript: Transcript) -> dict[str, object]:
     """Everything about one conversation, ready for JSON.
 
     Texts that are too long are ``{"head", "left_out", "tail", "ref"}``: `text_at` gives the whole text of a reference.
@@ -43,7 +44,7 @@ def conversation_payload(transcript: Transcript) -> dict[str, Any]:
     }
 
 
-def _record(record: ConversationRecord) -> dict[str, Any]:
+def _record(record: ConversationRecord) -> dict[str, object]:
     """The record by its own names, and of every turn what it saw."""
     pairs, verdicts = judge_conversation(record)
     shown = _shown(record, "record")
@@ -74,7 +75,7 @@ def _shown(value: Any, ref: str) -> Any:
     return value
 
 
-def text_at(row: Mapping[str, Any], ref: str) -> str:
+def text_at(row: Row, ref: str) -> str:
     """The text that a reference names, whole and visible; `ValueError` if there is none."""
     value: Any = row
     parts = ref.split(".")
@@ -101,7 +102,7 @@ def clip(text: str) -> tuple[str, int, str]:
     return text[:_KEPT_HEAD], len(text) - _KEPT_HEAD - _KEPT_TAIL, text[-_KEPT_TAIL:]
 
 
-def sightings(record: ConversationRecord, place: int) -> list[dict[str, Any]]:
+def sightings(record: ConversationRecord, place: int) -> list[dict[str, object]]:
     """Everything said before a turn, by its place in the record, and whether the turn's prompt shows it.
 
     Of each ``turn`` (place in the record), ``part`` (like ``solution`` or ``critique of agent 1``) and ``is_seen``.
@@ -178,8 +179,12 @@ class _TokensRecord(_Record):
     turns: tuple[_TokenTurn, ...] = ()
 
 
-def token_payload(row: Mapping[str, Any], record: ConversationRecord | None) -> dict[str, Any]:
+def token_payload(
+    row: Row, record: ConversationRecord | None, max_tokens: int | None = None
+) -> dict[str, object]:
     """Tokens of one conversation, ready for JSON, from a line of ``tokens.jsonl`` and the record, if one was kept.
+
+    With `max_tokens`, turns lose their tokens behind so many, and contexts their middle.
 
     Raises:
         ValueError: If a value is of another kind, or the line does not hold one value per token.
@@ -192,11 +197,31 @@ def token_payload(row: Mapping[str, Any], record: ConversationRecord | None) -> 
         raise ValueError(
             f"not the tokens of a conversation: {field}: {first['msg']}; the file is damaged"
         ) from error
-    turns = [_token_turn(turn, record) for turn in tokens.turns]
+    turns = [(turn, _place(turn, record)) for turn in tokens.turns]
     if record is not None:  # as they are read: what an agent said in two lanes of a round stands together
-        turns.sort(key=lambda turn: _reading_order(turn["place"], record))
-    streams = sorted({span["stream"] for turn in turns for span in turn["spans"]})
-    return {"strategy": printable(tokens.strategy or ""), "streams": streams, "turns": turns}
+        turns.sort(key=lambda pair: _reading_order(pair[1], record))
+    return {
+        "strategy": printable(tokens.strategy or ""),
+        "streams": sorted({printable(span.stream) for turn in tokens.turns for span in turn.spans}),
+        "turns": [_token_turn(turn, place, record, max_tokens) for turn, place in turns],
+    }
+
+
+def _place(turn: _TokenTurn, record: ConversationRecord | None) -> int | None:
+    """The turn's place in the record: seats go agent by agent and lane by lane, written turns by round."""
+    if record is None:
+        return None
+    agent_lane = divmod(turn.seat, _num_lanes(record))
+    places = [
+        place
+        for place, each in sorted(enumerate(record.turns), key=lambda pair: pair[1].round_index)
+        if (each.agent_id, each.lane) == agent_lane and each.response.is_sampled
+    ]
+    return places[turn.turn] if turn.turn < len(places) else None
+
+
+def _num_lanes(record: ConversationRecord) -> int:
+    return max((each.lane for each in record.turns), default=0) + 1
 
 
 def _reading_order(place: int | None, record: ConversationRecord) -> tuple[float, ...]:
@@ -206,15 +231,27 @@ def _reading_order(place: int | None, record: ConversationRecord) -> tuple[float
     return (turn.agent_id, turn.round_index, turn.lane)
 
 
-def _token_turn(turn: _TokenTurn, record: ConversationRecord | None) -> dict[str, Any]:
+def _title(turn: _TokenTurn, place: int | None, record: ConversationRecord | None) -> str:
+    if record is None:
+        return f"seat {turn.seat}, turn {turn.turn + 1}"
+    if place is None:
+        return f"agent {turn.seat // _num_lanes(record)}, turn {turn.turn + 1}"
+    own = record.turns[place]
+    return f"agent {own.agent_id}, round {own.round_index + 1}: {printable(own.segment)}"
+
+
+def _token_turn(
+    turn: _TokenTurn, place: int | None, record: ConversationRecord | None, max_tokens: int | None
+) -> dict[str, object]:
     nothing = (None,) * len(turn.ids)
     sampling, training = turn.sampling or nothing, turn.training or nothing
-    columns: dict[str, tuple[Any, ...]] = {
+    anchor = sampling if turn.anchor is None else turn.anchor or nothing
+    columns: dict[str, tuple[object, ...]] = {
         "ids": turn.ids,
         "pieces": tuple(printable(piece) for piece in turn.pieces or [f"[{token}]" for token in turn.ids]),
         "sampling": sampling,
         "training": training,
-        "anchor": sampling if turn.anchor is None else turn.anchor or nothing,
+        "anchor": anchor,
         "weights": (1.0,) * len(turn.ids) if turn.weights is None else turn.weights or nothing,
         "mask": turn.mask or nothing,
         "advantages": turn.advantages or nothing,
@@ -223,33 +260,26 @@ def _token_turn(turn: _TokenTurn, record: ConversationRecord | None) -> dict[str
         raise ValueError(
             "a turn of tokens.jsonl needs one value per token in every list; the file is damaged"
         )
+    ratios = [
+        None if new is None or old is None else math.exp(min(new - old, 50.0))
+        for new, old in zip(training, anchor, strict=True)
+    ]
     contexts = {"sampled_in": turn.sampled_in, "trained_in": turn.trained_in}
     return {
-        **_who(turn.seat, turn.turn, record),
-        **columns,
-        "ratios": [
-            None if new is None or old is None else math.exp(min(new - old, 50.0))
-            for new, old in zip(training, columns["anchor"], strict=True)
-        ],
+        "seat": turn.seat,
+        "turn": turn.turn,
+        "place": place,
+        "title": _title(turn, place, record),
+        **{name: values[:max_tokens] for name, values in columns.items()},
+        "ratios": ratios[:max_tokens],
+        "left_out": 0 if max_tokens is None else max(0, len(turn.ids) - max_tokens),
         "spans": [span.model_dump() | {"stream": printable(span.stream)} for span in turn.spans],
-        **{name: None if text is None else printable(text) for name, text in contexts.items()},
+        **{name: None if text is None else _context(text, max_tokens) for name, text in contexts.items()},
     }
 
 
-def _who(seat: int, turn: int, record: ConversationRecord | None) -> dict[str, Any]:
-    """The turn's agent and place: seats go agent by agent and lane by lane, written turns by round."""
-    if record is None:
-        return {"seat": seat, "turn": turn, "place": None, "title": f"seat {seat}, turn {turn + 1}"}
-    num_lanes = max((each.lane for each in record.turns), default=0) + 1
-    agent, lane = divmod(seat, num_lanes)
-    places = [
-        place
-        for place, each in sorted(enumerate(record.turns), key=lambda pair: pair[1].round_index)
-        if (each.agent_id, each.lane) == (agent, lane) and each.response.is_sampled
-    ]
-    place = places[turn] if turn < len(places) else None
-    title = f"agent {agent}, turn {turn + 1}"
-    if place is not None:
-        own = record.turns[place]
-        title = f"agent {agent}, round {own.round_index + 1}: {printable(own.segment)}"
-    return {"seat": seat, "turn": turn, "place": place, "title": title}
+def _context(text: str, max_tokens: int | None) -> str:
+    if max_tokens is None:
+        return printable(text)
+    head, left_out, tail = clip(text)
+    return printable(f"{head}[{left_out:,} characters left out]{tail}" if left_out else head)

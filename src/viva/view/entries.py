@@ -78,8 +78,6 @@ def entry_of(offset: int, transcript: Transcript) -> Entry:
     )
 
 
-MAX_PAGE_SIZE = 200
-
 _ANSWERS: dict[str, Callable[[Entry], bool]] = {
     "right": lambda entry: 0 < entry.num_graded == entry.num_right,
     "mixed": lambda entry: 0 < entry.num_right < entry.num_graded,
@@ -109,14 +107,14 @@ _ORDERS: dict[str, Callable[[Entry], float]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
-    """A search; ``None`` and empty texts let everything pass."""
+    """A search; ``None``, empty texts and infinite bounds let everything pass."""
 
-    step_from: int | None = None
-    step_to: int | None = None
+    step_from: float = -math.inf
+    step_to: float = math.inf
     strategy: str | None = None
-    reward_from: float | None = None
-    """Bound of the mean reward."""
-    reward_to: float | None = None
+    reward_from: float = -math.inf
+    """Bound of the mean reward; what has none passes where there are no bounds."""
+    reward_to: float = math.inf
     answers: str = ""
     state: str = ""
     text: str = ""
@@ -125,21 +123,14 @@ class Query:
 
     def __post_init__(self) -> None:
         """Refuse words that mean nothing, by a `ValueError`."""
-        for name, value, allowed in (
-            ("answers", self.answers, _ANSWERS),
-            ("state", self.state, _STATES),
-            ("order", self.order, _ORDERS),
-        ):
+        words = {"answers": _ANSWERS, "state": _STATES, "order": _ORDERS}
+        for name, allowed in words.items():
+            value: str = getattr(self, name)
             if value not in allowed and not (value == "" and name != "order"):
                 raise ValueError(f"{name} must be one of {', '.join(allowed)}; got {value[:60]!r}")
 
 
-_NUMBERS: dict[str, Callable[[str], float]] = {
-    "step_from": int,
-    "step_to": int,
-    "reward_from": float,
-    "reward_to": float,
-}
+_NUMBERS = {"step_from": int, "step_to": int, "reward_from": float, "reward_to": float}
 
 
 def parse_query(given: Mapping[str, str]) -> Query:
@@ -152,14 +143,13 @@ def parse_query(given: Mapping[str, str]) -> Query:
         field.name: given[field.name] for field in fields(Query) if given.get(field.name, "") != ""
     }
     for name in values.keys() & _NUMBERS.keys():
-        text = values[name]
         try:
-            values[name] = _NUMBERS[name](text)
+            values[name] = _NUMBERS[name](given[name])
             is_finite = math.isfinite(values[name])
         except (ValueError, OverflowError):
             is_finite = False
         if not is_finite:
-            raise ValueError(f"{name} must be a number; got {text[:60]!r}")
+            raise ValueError(f"{name} must be a number; got {given[name][:60]!r}")
     return Query(**values)
 
 
@@ -169,10 +159,9 @@ def select(entries: Iterable[Entry], query: Query) -> list[Entry]:
     found = [
         entry
         for entry in entries
-        if (query.step_from is None or entry.step >= query.step_from)
-        and (query.step_to is None or entry.step <= query.step_to)
+        if query.step_from <= entry.step <= query.step_to
         and (query.strategy is None or entry.strategy == query.strategy)
-        and _is_between(entry.reward_mean, query.reward_from, query.reward_to)
+        and _is_rewarded(entry.reward_mean, query.reward_from, query.reward_to)
         and (not query.answers or _ANSWERS[query.answers](entry))
         and (not query.state or _STATES[query.state](entry))
         and (not wanted or wanted in entry.question.casefold())
@@ -181,20 +170,18 @@ def select(entries: Iterable[Entry], query: Query) -> list[Entry]:
     return sorted(found, key=lambda entry: (key(entry), entry.step, entry.group))
 
 
-def _is_between(value: float | None, low: float | None, high: float | None) -> bool:
-    if low is None and high is None:
-        return True
-    return value is not None and (low is None or value >= low) and (high is None or value <= high)
+def _is_rewarded(mean: float | None, low: float, high: float) -> bool:
+    if mean is None:
+        return (low, high) == (-math.inf, math.inf)
+    return low <= mean <= high
 
 
 def page_of(found: Sequence[Entry], page: int, size: int) -> Sequence[Entry]:
     """One page, counted from 0; empty behind the last one."""
-    size = max(1, min(size, MAX_PAGE_SIZE))
-    start = max(0, page) * size
-    return found[start : start + size]
+    return found[page * size : (page + 1) * size]
 
 
-def facets(entries: Iterable[Entry]) -> dict[str, Any]:
+def facets(entries: Iterable[Entry]) -> dict[str, object]:
     """The choices of a search: strategies with their counts, and the range of steps."""
     entries = list(entries)
     counts = Counter(entry.strategy for entry in entries)

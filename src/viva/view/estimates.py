@@ -4,10 +4,9 @@ Batches that a run kept (``samples_every``) are estimated by each, with the run'
 with it, and the figures of all batches are set side by side.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import chz
 
@@ -18,7 +17,7 @@ from viva.experts.estimation import Baseline, Estimator, choose_baseline, estima
 from viva.experts.estimators import ESTIMATORS, Distill, SequenceIS, make_estimator
 from viva.experts.samples import Sample, stored_sample
 from viva.run.files import iter_rows
-from viva.view.files import read_config
+from viva.view.files import Row, read_config
 from viva.view.log_check import check_log
 from viva.view.run_index import Z95
 
@@ -158,7 +157,7 @@ def _batches(run_dir: Path, options: EstimateOptions, torn: list[str]) -> dict[i
     return {step: batches[step] for step in kept}
 
 
-def _estimator(name: str, config: Mapping[str, Any], samples_N: Sequence[Sample]) -> Estimator:
+def _estimator(name: str, config: Row, samples_N: Sequence[Sample]) -> Estimator:
     """With the run's options if it is the run's; nothing is trained here, so ``seq_is`` may show what it refuses."""
     if name == config.get("estimator") and config.get("estimator_options"):
         return make_estimator(name, **config["estimator_options"])

@@ -8,7 +8,7 @@ import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from viva.judging.records import Transcript
 from viva.model_files import unsealed
@@ -20,6 +20,9 @@ METRICS_FILE = "metrics.jsonl"
 TRANSCRIPTS_FILE = "transcripts.jsonl"
 TOKENS_FILE = "tokens.jsonl"
 CONFIG_FILE = "config.json"
+
+Row: TypeAlias = dict[str, Any]
+"""An object of a file, as it stands there."""
 
 _TAIL_BYTES = 256
 
@@ -100,22 +103,23 @@ def transcripts_path(source: Path) -> Path:
     return source.with_suffix(".transcripts.jsonl") if source.is_file() else source / TRANSCRIPTS_FILE
 
 
-def numbers(row: dict[str, Any]) -> dict[str, float]:
+def numbers(row: Row) -> dict[str, float]:
     """Finite numbers of a line, but for the step; truth values are no numbers."""
     known = {key: _number(value) for key, value in row.items() if key != "step"}
     return {key: float(value) for key, value in known.items() if value is not None}
 
 
-def _number(value: Any) -> float | None:
+def _number(value: object) -> float | None:
     """A finite number; ``None`` for anything else."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
     try:
-        is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        return value if math.isfinite(value) else None
     except OverflowError:  # a whole number with more digits than any figure has
         return None
-    return value if is_number else None
 
 
-def read_config(folder: Path) -> dict[str, Any]:
+def read_config(folder: Path) -> Row:
     """A run's options as they were recorded; empty where they were not; `ValueError` if the file is damaged."""
     path = folder / CONFIG_FILE
     if not path.is_file():
@@ -184,14 +188,14 @@ def _about(folder: Path) -> str:
     return f"  # {', '.join(told)}" if told else ""
 
 
-def options_of(source: Path) -> dict[str, Any]:
+def options_of(source: Path) -> Row:
     """Options of a run or an evaluation, or nothing; `ValueError` if the file is damaged."""
     content = _read_result(source) if source.is_file() else None
     if content is None:
         return read_config(source)
     target: object = content.get("target")
     options: object = content.get("options")
-    told: dict[str, Any] = {}
+    told: Row = {}
     if isinstance(target, Mapping):
         told = {
             "target": target.get("name"),
@@ -222,7 +226,7 @@ def _result_paths(source: Path) -> list[Path]:
     return sorted(path for path in folder.glob("*.json") if path.is_file())
 
 
-def read_evaluations(source: Path) -> list[dict[str, Any]]:
+def read_evaluations(source: Path) -> list[dict[str, object]]:
     """Every result and comparison in the order of their files' names; files of other formats are left out.
 
     Returns:
@@ -233,7 +237,7 @@ def read_evaluations(source: Path) -> list[dict[str, Any]]:
     return [_shown(path, content) for path, content in found if content is not None]
 
 
-def _read_result(path: Path) -> dict[str, Any] | None:
+def _read_result(path: Path) -> Row | None:
     """The content of a result file; ``None`` if it is none, or cannot be read."""
     try:
         content = parse_line(path.read_bytes())
@@ -243,7 +247,7 @@ def _read_result(path: Path) -> dict[str, Any] | None:
     return content if is_result else None
 
 
-def _shown(path: Path, content: Mapping[str, Any]) -> dict[str, Any]:
+def _shown(path: Path, content: Row) -> dict[str, object]:
     targets = [content.get(key) for key in ("target", "first", "second")]
     return {
         "name": printable(path.stem),
@@ -257,6 +261,6 @@ def _shown(path: Path, content: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _target(target: Mapping[str, Any]) -> str:
+def _target(target: Mapping[str, object]) -> str:
     parts = [target.get("name"), target.get("checkpoint")]
     return printable(" ".join(str(part) for part in parts if part is not None))

@@ -5,14 +5,12 @@ the last checkpoint of a run that is not over has no digest yet, and is not judg
 """
 
 import hashlib
-import json
-import time
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, cast
 
 from viva.conversation.protocol import counted
-from viva.run.files import naming
+from viva.run.files import naming, parse_line
 from viva.run.log import INDEX, read_index
 
 _CONFIG = "config.json"
@@ -20,12 +18,6 @@ _BLOCK = 1 << 18
 _REMEDY = (
     "Put it back from a copy; to use what is left as it is, delete checkpoints.jsonl in a copy of the folder"
 )
-
-
-class _Hash(Protocol):
-    def update(self, data: bytes, /) -> None: ...
-
-    def hexdigest(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,18 +31,18 @@ class _Goal:
     """Whether the run was complete."""
 
 
-@dataclass(slots=True, kw_only=True)
 class _Progress:
     """Reading of one log."""
 
-    offset: int = 0
-    lines: int = 0
-    """Line breaks so far."""
-    hash: _Hash = field(default_factory=hashlib.sha256)
-    sound: list[_Goal] = field(default_factory=list[_Goal])
-    sound_lines: int = 0
-    """Lines up to the last of these."""
-    problem: str | None = None
+    def __init__(self) -> None:
+        self.offset = 0
+        self.lines = 0
+        """Line breaks so far."""
+        self.hash = hashlib.sha256()
+        self.sound: list[_Goal] = []
+        self.sound_lines = 0
+        """Lines up to the last of these."""
+        self.problem: str | None = None
 
 
 class LogCheck:
@@ -67,34 +59,24 @@ class LogCheck:
     @property
     def problems(self) -> dict[str, str]:
         """Damage that was found so far, in words, by the file's name."""
-        found = {
-            name: progress.problem
-            for name, progress in self._progress.items()
-            if progress.problem is not None
-        }
-        return found if self._index_problem is None else {INDEX: self._index_problem, **found}
+        found = {INDEX: self._index_problem, **{name: each.problem for name, each in self._progress.items()}}
+        return {name: problem for name, problem in found.items() if problem is not None}
 
-    def advance(self, budget_s: float | None = None) -> bool:
-        """Read what was not read yet until the time is up; whether all was compared that can be."""
-        deadline = None if budget_s is None else time.monotonic() + budget_s
+    def advance(self) -> Iterator[None]:
+        """Compare all that can be compared and was not yet; after every block that is read, the caller may stop."""
         self._read_index()
         for name, goals in self._goals.items():
             progress = self._progress.setdefault(name, _Progress())
             pending = [goal for goal in goals if goal not in progress.sound]
-            if progress.problem is not None:
-                continue
             if pending and pending[0].size < progress.offset:  # the run went back, and on from there
                 progress = self._progress[name] = _Progress()
                 pending = goals
             for goal in pending:
-                if not self._reach(name, progress, goal, deadline):
-                    return False
-                if progress.problem is not None:
-                    break
-        return True
+                if progress.problem is None:
+                    yield from self._reach(name, progress, goal)
 
-    def _reach(self, name: str, progress: _Progress, goal: _Goal, deadline: float | None) -> bool:
-        """Read up to a checkpoint's size and compare; ``False`` if the time is up before."""
+    def _reach(self, name: str, progress: _Progress, goal: _Goal) -> Iterator[None]:
+        """Read up to a checkpoint's size and compare."""
         path = self._folder / name
         if progress.offset < goal.size and path.exists():
             with naming(path), path.open("rb") as file:
@@ -103,10 +85,12 @@ class LogCheck:
                     progress.hash.update(block)
                     progress.offset += len(block)
                     progress.lines += block.count(b"\n")
-                    if deadline is not None and time.monotonic() > deadline:
-                        return False
+                    yield
         if progress.hash.hexdigest() != goal.digest:
-            progress.problem = self._told(name, progress, goal)
+            where = _where(path, progress, goal)
+            progress.problem = (
+                f"{name} is damaged or was changed since step {goal.next_step}: {where}. {_REMEDY}"
+            )
         elif goal.is_end and not _goes_on(path, goal):
             progress.problem = (
                 f"{name} is damaged or was changed: the run was over after {counted(goal.next_step, 'step')}, and "
@@ -115,30 +99,11 @@ class LogCheck:
         else:
             progress.sound.append(goal)
             progress.sound_lines = progress.lines
-        return True
-
-    def _told(self, name: str, progress: _Progress, goal: _Goal) -> str:
-        path, first = self._folder / name, progress.sound_lines + 1
-        start = progress.sound[-1].size if progress.sound else 0
-        if not path.exists():
-            where = "it is gone"
-        else:
-            torn = _unreadable(path, start, goal.size)
-            if torn is not None:
-                where = f"line {progress.sound_lines + torn} cannot be read"
-            elif progress.offset < goal.size:
-                where = f"lines from line {progress.lines + 1} on are gone"
-            else:
-                last = max(progress.lines, first)
-                where = f"line {first}" if first == last else f"one of the lines {first} to {last}"
-                where += " is not as it was written"
-        return f"{name} is damaged or was changed since step {goal.next_step}: {where}. {_REMEDY}"
 
     def _read_index(self) -> None:
         """Read the checkpoints again if the run wrote others."""
-        path = self._folder / INDEX
         try:
-            stat = path.stat()
+            stat = (self._folder / INDEX).stat()
         except OSError:  # no checkpoint was written yet, or they were taken away
             self._version, self._goals, self._progress, self._index_problem = None, {}, {}, None
             return
@@ -175,10 +140,26 @@ class LogCheck:
         }
 
 
+def _where(path: Path, progress: _Progress, goal: _Goal) -> str:
+    """The place of the damage that keeps a log from a checkpoint's digest."""
+    first = progress.sound_lines + 1
+    if not path.exists():
+        return "it is gone"
+    torn = _unreadable(path, progress.sound[-1].size if progress.sound else 0, goal.size)
+    if torn is not None:
+        return f"line {progress.sound_lines + torn} cannot be read"
+    if progress.offset < goal.size:
+        return f"lines from line {progress.lines + 1} on are gone"
+    last = max(progress.lines, first)
+    where = f"line {first}" if first == last else f"one of the lines {first} to {last}"
+    return f"{where} is not as it was written"
+
+
 def check_log(folder: Path, name: str) -> None:
     """Compare one log with the run's checkpoints; a `ValueError` names file and line of what is damaged."""
     check = LogCheck(folder, (name,))
-    check.advance()
+    for _ in check.advance():
+        pass
     if check.problems:
         raise ValueError(f"{folder}: {'; '.join(check.problems.values())}.")
 
@@ -206,10 +187,10 @@ def _unreadable(path: Path, start: int, stop: int) -> int | None:
     return None
 
 
-def _row(line: bytes) -> dict[str, Any] | None:
+def _row(line: bytes) -> dict[str, object] | None:
     """The JSON object of a line; ``None`` if it is none, or not UTF-8."""
     try:
-        row: object = json.loads(line.decode("utf-8"))
-    except (ValueError, RecursionError):
+        line.decode("utf-8")  # `parse_line` forgives what is no text
+        return parse_line(line)
+    except ValueError:
         return None
-    return cast("dict[str, Any]", row) if isinstance(row, dict) else None

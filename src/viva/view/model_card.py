@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 from viva.conversation.protocol import counted
 from viva.run.log import INDEX
@@ -82,7 +82,7 @@ def model_card(card: ModelCard) -> str:
 def _header(card: ModelCard, found: Mapping[str, Gain]) -> str:
     config = card.run.config
     recipe = str(config.get("recipe", "unknown"))
-    fields: dict[str, Any] = {}
+    fields: dict[str, object] = {}
     if _is_hub_name(card.base_model):
         fields["base_model"] = card.base_model
     fields["library_name"] = {"adapter": "peft", "model": "transformers", "gguf": "gguf"}[card.kind]
@@ -97,7 +97,7 @@ def _header(card: ModelCard, found: Mapping[str, Gain]) -> str:
     return "\n".join(["---", *lines, "---"])
 
 
-def _index(card: ModelCard, accuracy: Gain) -> dict[str, Any]:
+def _index(card: ModelCard, accuracy: Gain) -> dict[str, object]:
     config = card.run.config
     name = str(config.get("hf_dataset_name") or "")
     tested = str(config.get("test_prompts_path") or name)
@@ -210,7 +210,7 @@ def _configuration(card: ModelCard) -> str:
     return json.dumps({name: _shown(name, value) for name, value in told.items()}, indent=2)
 
 
-def _shown(name: str, value: Any) -> Any:
+def _shown(name: str, value: object) -> object:
     if name == "train_prompts" and isinstance(value, list):
         return counted(len(value), "prompt")
     if name == "policies" and isinstance(value, dict):  # weights may be paths

@@ -8,7 +8,6 @@ import re
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 from viva import __version__
 from viva.run.files import note_written, write_atomic
@@ -22,7 +21,6 @@ from viva.view.answers import (
     rows_of,
     run_answer,
 )
-from viva.view.conversation import clip
 from viva.view.entries import Query, choose, facets
 from viva.view.files import names_of
 from viva.view.run_index import RunIndex, read_run
@@ -59,25 +57,27 @@ def write_report(
     return path
 
 
-def _answers(runs: Sequence[RunIndex], names: Sequence[str]) -> dict[str, Any]:
+def _answers(runs: Sequence[RunIndex], names: Sequence[str]) -> dict[str, object]:
     """Everything that the page asks, by name; of a run, its number; and of a conversation, its step and group."""
     keys = sorted({key for run in runs for key in run.metrics})
-    answers: dict[str, Any] = {
+    answers: dict[str, object] = {
         "curves": curve_layout(keys),
         "series": [curve_points(run, keys) for run in runs],
         "summary": [summary_answer(run) for run in runs],
         "evaluations": evaluations_answer(runs, names),
     }
-    shown: list[dict[str, Any]] = []
+    shown: list[dict[str, object]] = []
     for number, (run, name) in enumerate(zip(runs, names, strict=True)):
         unreadable = _add_conversations(answers, number, run)
         answers[f"judge/{number}"] = judge_answer(run, Query(), 0, _MAX_JUDGED)
         own = run_answer(run, name, is_complete=True)
-        shown.append(own | {"version": "", "progress": 1.0, "problems": [*own["problems"], *unreadable]})
+        shown.append(
+            own | {"version": "", "progress": 1.0, "problems": [*map(printable, run.problems), *unreadable]}
+        )
     return answers | {"runs": {"viva": __version__, "runs": shown}}
 
 
-def _add_conversations(answers: dict[str, Any], number: int, run: RunIndex) -> list[str]:
+def _add_conversations(answers: dict[str, object], number: int, run: RunIndex) -> list[str]:
     """A few telling conversations of a run, in the order in which they are worth reading; what cannot be shown."""
     problems: list[str] = []
     entries = sorted(run.entries.values(), key=lambda entry: (entry.step, entry.group))
@@ -86,11 +86,10 @@ def _add_conversations(answers: dict[str, Any], number: int, run: RunIndex) -> l
     places = [(entry.step, entry.group) for entry, _ in choices]
     for at, ((_, reason), (step, group)) in enumerate(zip(choices, places, strict=True)):
         try:
-            found = conversation_answer(run, step, group, Query())
-            found["tokens"] = _shortened(found["tokens"])
+            found = conversation_answer(run, step, group, Query(), max_tokens=_MAX_TOKENS)
         except (ValueError, LookupError, TypeError) as error:
-            found = {"error": f"step {step}, group {group} cannot be shown: {error}"}
-            problems.append(found["error"])
+            problems.append(f"step {step}, group {group} cannot be shown: {error}")
+            found = {"error": problems[-1]}
         around = {
             "previous": places[at - 1] if at else None,
             "next": places[at + 1] if at + 1 < len(places) else None,
@@ -108,26 +107,7 @@ def _add_conversations(answers: dict[str, Any], number: int, run: RunIndex) -> l
     return problems
 
 
-def _shortened(tokens: dict[str, Any] | None) -> dict[str, Any] | None:
-    """The first tokens of every turn, and contexts without their middle."""
-    if tokens is None:
-        return None
-    return tokens | {"turns": [_shortened_turn(turn) for turn in tokens["turns"]]}
-
-
-def _shortened_turn(turn: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {
-        name: value[:_MAX_TOKENS] if isinstance(value, list | tuple) and name != "spans" else value
-        for name, value in turn.items()
-    }
-    for name in ("sampled_in", "trained_in"):
-        if turn[name] is not None:
-            head, left_out, tail = clip(turn[name])
-            kept[name] = f"{head}[{left_out:,} characters left out]{tail}" if left_out else head
-    return kept | {"left_out": max(0, len(turn["ids"]) - _MAX_TOKENS)}
-
-
-def embedded_json(value: Any) -> str:
+def embedded_json(value: object) -> str:
     """JSON for a ``<script>`` element, which no text in it can end: every text is without credentials and controls."""
     text = json.dumps(map_texts(printable, value), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for sign in "<>&\u2028\u2029":
@@ -135,7 +115,7 @@ def embedded_json(value: Any) -> str:
     return text
 
 
-def _page(title: str, answers: Mapping[str, Any]) -> str:
+def _page(title: str, answers: Mapping[str, object]) -> str:
     """The page's files in one, which may load nothing and run nothing else."""
     style, script = _file("view.css") + _file("conversation.css"), _script()
     policy = (

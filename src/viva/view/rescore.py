@@ -9,8 +9,9 @@ memory at a time.
 import math
 import random
 import statistics
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import InitVar, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,7 +32,8 @@ from viva.view.files import iter_transcripts
 _Rewards = Mapping[int, float | None]
 """By agent."""
 
-_Paid = Mapping[int, float]
+_Scored = tuple[_Rewards, _Rewards, _Rewards]
+"""Old and new rewards of a conversation, and the truth that they should follow."""
 ALL = "all"
 """Stands for all rewards."""
 _UNPAID = (ValueError, BradleyTerryError, NoValidComparisonsError)
@@ -92,7 +94,7 @@ class StreamChange:
 class Rescoring:
     """Rewards by other rules, of all conversations so far."""
 
-    names: InitVar[Sequence[str]]
+    names: Sequence[str]
     """Names of the streams."""
     is_whole: bool = False
     """Whether all rewards are set side by side."""
@@ -105,69 +107,36 @@ class Rescoring:
     """Whether the last stored conversation was cut while it was written, and is left out."""
     unpaid: dict[str, str] = field(default_factory=dict[str, str])
     """Rewards that could not be computed for every conversation, and why not for the first."""
-    _rewards: dict[str, list[tuple[_Rewards, _Rewards, _Rewards]]] = field(init=False)
-    """Old, new and truth of every conversation, by stream."""
-    _gaps: dict[str, tuple[list[float], list[float]]] = field(init=False)
-
-    def __post_init__(self, names: Sequence[str]) -> None:
-        """Begin with no conversation."""
-        self._rewards = {name: [] for name in names}
-        self._gaps = {name: ([], []) for name in ("r_sol", "total") if name in names}
+    rewards: defaultdict[str, list[_Scored]] = field(
+        default_factory=lambda: defaultdict[str, list[_Scored]](list)
+    )
+    """What every conversation paid and would have paid, by stream."""
 
     @property
     def streams(self) -> tuple[StreamChange, ...]:
         """The change of every reward."""
-        return tuple(_change(name, rewards) for name, rewards in self._rewards.items())
+        return tuple(_change(name, self.rewards[name]) for name in self.names)
 
     @property
     def gaps(self) -> dict[str, tuple[float | None, float | None]]:
         """Reward-truth gap of r_sol and total, old and new: mean over conversations with right and wrong solutions."""
-        return {name: (_mean(old), _mean(new)) for name, (old, new) in self._gaps.items()}
+        names = [name for name in ("r_sol", "total") if name in self.names]
+        return {name: (_mean(self._gaps(name, 0)), _mean(self._gaps(name, 1))) for name in names}
 
     @property
     def num_gaps(self) -> int:
         """Conversations counted in `gaps`."""
-        return len(self._gaps["total"][0]) if "total" in self._gaps else 0
+        return len(self._gaps("total", 0))
 
-    def add(
-        self, record: ConversationRecord, rewards: Mapping[str, Reward], seed: int, *, skips: bool
-    ) -> None:
-        """Score a conversation by other rewards; with `skips` one that cannot be computed is left out, and noted."""
-        self.num_conversations += 1
-        right = {agent: float(is_right) for agent, is_right in (record.correct or {}).items()}
-        for name, reward in rewards.items():
-            try:
-                found = reward.stored_pay(record, seed)
-            except _UNPAID as error:
-                if not skips:
-                    raise
-                self.unpaid.setdefault(name, str(error))
-                continue
-            self._rewards[name].append((record.rewards, found, right))
-            self._add_gaps(record, {name: (record.rewards, found)})
-
-    def add_review(self, record: ConversationRecord, rules: ReviewRules) -> None:
-        """Score a conversation again."""
-        votes = stored_votes(record, rules)
-        scores = score_review(votes, rules)
-        self.num_conversations += 1
-        truth = _truth(record, votes)
-        new = (scores.r_sol, scores.r_meta, scores.r_diag, scores.totals)
-        for (name, rewards), found in zip(self._rewards.items(), new, strict=True):
-            old = {agent: streams.get(name) for agent, streams in record.streams.items()}
-            rewards.append((old, found, truth.get(name, {})))
-        stored = {agent: streams.get("r_sol") for agent, streams in record.streams.items()}
-        solutions = {agent: value for agent, value in stored.items() if value is not None}
-        paid = {"r_sol": (solutions, scores.r_sol), "total": (record.rewards, scores.totals)}
-        self._add_gaps(record, paid)
-
-    def _add_gaps(self, record: ConversationRecord, paid: Mapping[str, tuple[_Paid, _Paid]]) -> None:
-        right = record.correct or {}
-        for name in self._gaps.keys() & paid.keys() if right else ():
-            for rewards, found in zip(paid[name], self._gaps[name], strict=True):
-                gap = reward_truth_gap(rewards, right) if rewards.keys() <= right.keys() else None
-                if gap is not None:
-                    found.append(gap)
+    def _gaps(self, name: str, side: Literal[0, 1]) -> list[float]:
+        """Gaps of the old (0) or new (1) rewards of every conversation that has one."""
+        found: list[float | None] = []
+        for scored in self.rewards[name]:
+            paid = {agent: reward for agent, reward in scored[side].items() if reward is not None}
+            right = {agent: bool(truth) for agent, truth in scored[2].items()}
+            if right and paid.keys() <= right.keys():
+                found.append(reward_truth_gap(paid, right))
+        return [gap for gap in found if gap is not None]
 
 
 def rescore(run_dir: str | Path, options: RescoreOptions) -> Rescoring:
@@ -188,12 +157,13 @@ def rescore(run_dir: str | Path, options: RescoreOptions) -> Rescoring:
         elif transcript.void or not (record.rewards if rewards else record.streams):
             result.num_void += 1
         else:
+            result.num_conversations += 1
             try:
                 if not rewards:
-                    result.add_review(record, _changed(stored_rules(record), options))
+                    _add_review(result, record, _changed(stored_rules(record), options))
                 else:
                     seed = random.Random(f"{transcript.step}/{transcript.group}").getrandbits(31)
-                    result.add(record, rewards, seed, skips=result.is_whole)
+                    _add_rewards(result, record, rewards, seed)
             except _UNPAID as error:
                 raise ValueError(f"{where}: {error}") from error
             except (LookupError, TypeError) as error:
@@ -209,6 +179,30 @@ def rescore(run_dir: str | Path, options: RescoreOptions) -> Rescoring:
         )
     result.is_torn = bool(torn)
     return result
+
+
+def _add_rewards(
+    result: Rescoring, record: ConversationRecord, rewards: Mapping[str, Reward], seed: int
+) -> None:
+    """Score a conversation by other rewards; of all rewards, one that cannot be computed is left out, and noted."""
+    right = {agent: float(is_right) for agent, is_right in (record.correct or {}).items()}
+    for name, reward in rewards.items():
+        try:
+            result.rewards[name].append((record.rewards, reward.stored_pay(record, seed), right))
+        except _UNPAID as error:
+            if not result.is_whole:
+                raise
+            result.unpaid.setdefault(name, str(error))
+
+
+def _add_review(result: Rescoring, record: ConversationRecord, rules: ReviewRules) -> None:
+    """Score a conversation of critique self-play again."""
+    votes = stored_votes(record, rules)
+    scores = score_review(votes, rules)
+    truth = _truth(record, votes)
+    for name, new in zip(_STREAMS, (scores.r_sol, scores.r_meta, scores.r_diag, scores.totals), strict=True):
+        old = {agent: streams.get(name) for agent, streams in record.streams.items()}
+        result.rewards[name].append((old, new, truth.get(name, {})))
 
 
 def _rewards(options: RescoreOptions) -> dict[str, Reward]:
@@ -245,7 +239,7 @@ def _changed(stored: ReviewRules, options: RescoreOptions) -> ReviewRules:
     return replace(chosen, **changes, weights={**chosen.weights, **(options.reward_weights or {})})
 
 
-def _change(stream: str, rewards: Sequence[tuple[_Rewards, _Rewards, _Rewards]]) -> StreamChange:
+def _change(stream: str, rewards: Sequence[_Scored]) -> StreamChange:
     old, new = (
         [value for each in rewards for value in each[side].values() if value is not None] for side in (0, 1)
     )
@@ -296,14 +290,12 @@ def _truth(record: ConversationRecord, votes: ReviewVotes) -> dict[str, _Rewards
     return {
         "r_sol": right,
         "r_meta": {voter: ballot_accuracy({voter: own}, after) for voter, own in votes.final.items()},
-        "r_diag": {critic: _share(mended, targets) for critic, targets in votes.targets.items()},
+        "r_diag": {
+            critic: _mean([mended[agent] for agent in targets if agent in mended])
+            for critic, targets in votes.targets.items()
+        },
         "total": right,
     }
-
-
-def _share(values: Mapping[int, float], agents: Sequence[int]) -> float | None:
-    known = [values[agent] for agent in agents if agent in values]
-    return sum(known) / len(known) if known else None
 
 
 def _common(one: _Rewards, other: _Rewards) -> list[tuple[float, float]]:
@@ -319,24 +311,15 @@ def rescore_text(result: Rescoring) -> str:
 
 def _side_by_side(result: Rescoring) -> str:
     """All rewards in one table, and why the others are not there."""
-    streams = result.streams
-    rows = [("reward", "conversations", "mean", "spread", "with paid", "with truth")]
-    old = next((each for each in streams if each.num_conversations), streams[0])
-    rows.append(
-        (
-            "(paid)",
-            str(old.num_conversations),
-            _number(old.means[0]),
-            _number(old.deviations[0]),
-            "",
-            _number(old.truth[0], sign="+"),
-        )
-    )
-    for each in streams:
-        if each.num_conversations:
-            numbers = (_number(each.agreement, sign="+"), _number(each.truth[1], sign="+"))
-            spread = (_number(each.means[1]), _number(each.deviations[1]))
-            rows.append((each.stream, str(each.num_conversations), *spread, *numbers))
+    computed = [each for each in result.streams if each.num_conversations]
+    rows: list[tuple[str, ...]] = [("reward", "conversations", "mean", "spread", "with paid", "with truth")]
+    # the first row is of what was paid, the old side of any of them
+    sides = [("(paid)", 0, each) for each in (computed or result.streams)[:1]]
+    sides += [(each.stream, 1, each) for each in computed]
+    for name, side, each in sides:
+        agreement = _number(each.agreement, sign="+") if side else ""
+        figures = (_number(each.means[side]), _number(each.deviations[side]), agreement)
+        rows.append((name, str(each.num_conversations), *figures, _number(each.truth[side], sign="+")))
     left_out = "".join(f"  {name}: {why}\n" for name, why in result.unpaid.items())
     told = f"\nNot computed for every conversation:\n{left_out}" if left_out else ""
     return (
@@ -356,16 +339,14 @@ def _head(result: Rescoring) -> str:
 
 def _old_and_new(result: Rescoring) -> str:
     streams = result.streams
-    heads = ("", "mean", "", "spread", "", "old with", "truth", "")
-    rows = [
-        (
-            change.stream,
-            *(_number(value) for value in (*change.means, *change.deviations)),
-            *(_number(value, sign="+") for value in (change.agreement, *change.truth)),
-        )
-        for change in streams
+    rows: list[tuple[str, ...]] = [
+        ("", "mean", "", "spread", "", "old with", "truth", ""),
+        ("reward", "old", "new", "old", "new", "new", "old", "new"),
     ]
-    table = [heads, ("reward", "old", "new", "old", "new", "new", "old", "new"), *rows]
+    for change in streams:
+        plain = [_number(value) for value in (*change.means, *change.deviations)]
+        signed = [_number(value, sign="+") for value in (change.agreement, *change.truth)]
+        rows.append((change.stream, *plain, *signed))
     gaps = ""
     if result.num_gaps:
         shown = ", ".join(
@@ -374,11 +355,7 @@ def _old_and_new(result: Rescoring) -> str:
         over = counted(result.num_gaps, "conversation")
         gaps = f"\nReward-truth gap over {over} with right and wrong solutions:\n  {shown}\n"
     graded = ", ".join(f"{change.stream} {change.num_graded[1]}" for change in streams)
-    return (
-        f"{_head(result)}\n\n"
-        f"{chr(10).join(text_table(table))}\n{gaps}\n{_LEGEND}"
-        f"Rewards with a truth: {graded}.\n"
-    )
+    return f"{_head(result)}\n\n{chr(10).join(text_table(rows))}\n{gaps}\n{_LEGEND}Rewards with a truth: {graded}.\n"
 
 
 _LEGEND = """\

@@ -4,13 +4,13 @@ Nothing else of a run is held in memory; a conversation is read from the disk wh
 cannot be read is left out and named; a last line that is torn, since the run was stopped while it wrote, is left out.
 """
 
+import contextlib
 import threading
 import time
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from viva.judging.records import Transcript
 from viva.run.files import parse_line
@@ -20,6 +20,7 @@ from viva.view.files import (
     METRICS_FILE,
     TOKENS_FILE,
     GrowingFile,
+    Row,
     kind_of,
     numbers,
     options_of,
@@ -42,7 +43,7 @@ _PAUSE_S = 0.001
 _WAIT_S = 0.1
 """Wait of a request, so that of a small run the first answer is the whole one."""
 
-_Add = Callable[[str, int, dict[str, Any]], None]
+_Add = Callable[[str, int, Row], None]
 
 
 class RunIndex:
@@ -55,7 +56,7 @@ class RunIndex:
     def __init__(self, folder: Path) -> None:
         self.kind = kind_of(folder)
         self.folder = folder
-        self.config: dict[str, Any] = options_of(folder)
+        self.config = options_of(folder)
         self._config_time = self._time_of_config()
         self.damaged: dict[str, int] = {}
         """Lines that could not be read, by file; they are left out."""
@@ -83,6 +84,21 @@ class RunIndex:
     def refresh(self, budget_s: float) -> bool:
         """Read what is new until the time is up: metrics, tokens, conversations, then digests; whether all was read."""
         deadline = time.monotonic() + budget_s
+        return all(time.monotonic() <= deadline for _ in self._read_new())
+
+    def finish(self) -> None:
+        """Read a run that is not watched to the end, torn last lines included; `OSError` if a file cannot be read."""
+        for _ in self._read_new():
+            pass
+        for file, add, _ in self._parts:
+            line = file.rest()
+            try:  # whole but for its line break
+                self._add(f"{file.path}:{file.num_lines + 1}", add, file.offset, line)
+            except ValueError:
+                self.torn.append(file.path.name)
+
+    def _read_new(self) -> Iterator[None]:
+        """Read what is new; after every line and block, the caller may stop, and go on later."""
         self._refresh_config()
         for file, add, forget in self._parts:
             name = file.path.name
@@ -97,26 +113,11 @@ class RunIndex:
                         self._add(f"{file.path}:{file.num_lines}", add, offset, line)
                     except ValueError as error:
                         self._note_damage(file, error)
-                    if time.monotonic() > deadline:
-                        return False
+                    yield
             except OSError:  # not allowed, or gone meanwhile: nobody may wait for it
                 self.damaged.setdefault(name, 1)
-        try:
-            return self._check.advance(max(0.0, deadline - time.monotonic()))
-        except OSError:
-            return True
-
-    def finish(self) -> None:
-        """Read a run that is not watched to the end, torn last lines included; `OSError` if a file cannot be read."""
-        while not self.refresh(60.0):
-            pass
-        for file, add, _ in self._parts:
-            line = file.rest()
-            if line.strip():
-                try:  # whole but for its line break
-                    self._add(f"{file.path}:{file.num_lines + 1}", add, file.offset, line)
-                except ValueError:
-                    self.torn.append(file.path.name)
+        with contextlib.suppress(OSError):
+            yield from self._check.advance()
 
     def _add(self, where: str, add: _Add, offset: int, line: bytes) -> None:
         if not line.strip():
@@ -170,12 +171,12 @@ class RunIndex:
         """Half-width of a metric's 95 % interval by step, where its standard error was recorded."""
         return {step: Z95 * error for step, error in self.points(f"{key}_stderr")}
 
-    def transcript(self, step: int, group: int) -> dict[str, Any] | None:
+    def transcript(self, step: int, group: int) -> Row | None:
         """One conversation as it stands in the file; ``None`` if there is none."""
         entry = self.entries.get((step, group))
         return None if entry is None else parse_line(self._transcripts_file.line_at(entry.offset))
 
-    def tokens(self, step: int, group: int) -> dict[str, Any] | None:
+    def tokens(self, step: int, group: int) -> Row | None:
         """The tokens of one conversation as they stand in the file; ``None`` if they were not kept."""
         offset = self._tokens.get((step, group))
         return None if offset is None else parse_line(self._tokens_file.line_at(offset))
@@ -201,7 +202,7 @@ class RunIndex:
         except (OSError, ValueError):
             self.damaged[CONFIG_FILE] = 1
 
-    def _add_metrics(self, _where: str, _offset: int, row: dict[str, Any]) -> None:
+    def _add_metrics(self, _where: str, _offset: int, row: Row) -> None:
         step = row.get("step")
         if not isinstance(step, int) or isinstance(step, bool) or step.bit_length() > 63:
             raise ValueError(f"every line needs a whole number under 'step'; got {str(step)[:60]!r}")
@@ -221,14 +222,14 @@ class RunIndex:
         self.num_steps = 0
         self._columns.clear()
 
-    def _add_transcript(self, where: str, offset: int, row: dict[str, Any]) -> None:
+    def _add_transcript(self, where: str, offset: int, row: Row) -> None:
         try:
             entry = entry_of(offset, Transcript.parse(where, row))
         except LookupError as error:
             raise ValueError(f"not a transcript: {error}") from error
         self.entries[entry.step, entry.group] = entry
 
-    def _add_tokens(self, _where: str, offset: int, row: dict[str, Any]) -> None:
+    def _add_tokens(self, _where: str, offset: int, row: Row) -> None:
         step, group = row.get("step"), row.get("group")
         if not isinstance(step, int) or not isinstance(group, int):
             raise ValueError("not the tokens of a group: it needs whole numbers under 'step' and 'group'")

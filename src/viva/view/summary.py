@@ -4,7 +4,6 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from viva.conversation.protocol import counted
 from viva.run.secrets import printable
@@ -105,10 +104,8 @@ def headline_text(run_dir: str | Path) -> str | None:
     gain = gain_of(run, ACCURACY)
     if gain is None or gain.first_step == gain.last_step:
         return _judged_text(run)
-    before, after = (
-        _share_text(share, half)
-        for share, half in ((gain.before, gain.before_half_width), (gain.after, gain.after_half_width))
-    )
+    before = _share_text(gain.before, gain.before_half_width)
+    after = _share_text(gain.after, gain.after_half_width)
     return (
         f"held-out accuracy, asked directly: {before} before, {after} after {counted(gain.last_step, 'step')} "
         f"({100 * gain.difference:+.1f} points; intervals are 95 %){_beside_text(run)}{_conversation_text(run)}"
@@ -168,7 +165,7 @@ def _conversation_text(run: RunIndex) -> str:
     return f"\nheld-out conversations: {'; '.join(parts)}" if parts else ""
 
 
-def summary_answer(run: RunIndex) -> dict[str, Any]:
+def summary_answer(run: RunIndex) -> dict[str, object]:
     """The page's summary of a run, ready for JSON.
 
     Returns:
@@ -192,7 +189,7 @@ def summary_answer(run: RunIndex) -> dict[str, Any]:
     }
 
 
-def _causes(run: RunIndex) -> list[dict[str, Any]]:
+def _causes(run: RunIndex) -> list[dict[str, object]]:
     """Causes that kept it from learning and alarms that fired, in the words that the terminal had."""
     from viva.run.alarms import ALARMS, fired
     from viva.training.advice import told_causes  # loads what plays conversations
@@ -225,16 +222,14 @@ def _share_card(title: str, share: float, half_width: float | None = None) -> di
 
 
 def _accuracy_cards(gain: Gain) -> list[dict[str, str]]:
-    measured = [("before", gain.first_step, gain.before, gain.before_half_width)]
-    if gain.last_step != gain.first_step:
-        measured.append(("after", gain.last_step, gain.after, gain.after_half_width))
-    cards: list[dict[str, str]] = []
-    for name, step, value, half in measured:
-        cards.append(_share_card(f"{name} (step {step})", value, half))
+    cards = [_share_card(f"before (step {gain.first_step})", gain.before, gain.before_half_width)]
     if gain.last_step != gain.first_step:
         low, high = (100 * (gain.difference + sign * (gain.half_width or 0.0)) for sign in (-1, 1))
         below = "" if gain.half_width is None else f"95 % interval {low:+.1f} to {high:+.1f}"
-        cards.append(_card("gain", f"{100 * gain.difference:+.1f} points", below))
+        cards += [
+            _share_card(f"after (step {gain.last_step})", gain.after, gain.after_half_width),
+            _card("gain", f"{100 * gain.difference:+.1f} points", below),
+        ]
     return cards
 
 
@@ -251,12 +246,10 @@ def _beside_cards(run: RunIndex) -> list[dict[str, str]]:
 
 def _judged_cards(run: RunIndex, won: Gain) -> list[dict[str, str]]:
     title = f"judged better than before training (step {won.last_step})"
+    beside = _beside_judged(run, won.last_step)
     return [
         _share_card(title, won.after, won.after_half_width),
-        *(
-            _share_card(f"{name} (step {each.last_step})", each.after)
-            for name, each in _beside_judged(run, won.last_step)
-        ),
+        *(_share_card(f"{name} (step {each.last_step})", each.after) for name, each in beside),
     ]
 
 
@@ -289,7 +282,7 @@ def _count_cards(run: RunIndex) -> list[dict[str, str]]:
     return cards
 
 
-def _void_reasons(run: RunIndex) -> list[dict[str, Any]]:
+def _void_reasons(run: RunIndex) -> list[dict[str, object]]:
     """Reasons why conversations were void, the most frequent first."""
     entries = [entry for entry in run.entries.values() if entry.is_void]
     counts = Counter(entry.void_reason or "no reason recorded" for entry in entries)
