@@ -4,7 +4,6 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +27,8 @@ OPTIONS = [
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder that holds a model and two data sets under their hub names, and is all that programs look into."""
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that holds a model and two data sets under their hub names."""
     import torch
     import transformers
 
@@ -69,10 +68,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     ]
     for data, rows in ((gsm8k, problems), (no_robots, talks)):
         (data / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HF_HUB_OFFLINE", "1")
-        patch.setenv("HF_DATASETS_CACHE", str(folder / "cache"))
-        yield folder
+    return folder
 
 
 class Program:

@@ -5,6 +5,8 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
+
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(
     [
@@ -38,7 +40,10 @@ def run(arguments: list[str], folder: Path, log: Path) -> None:
 
 
 def start(arguments: list[str], folder: Path, log: Path) -> multiprocessing.process.BaseProcess:
-    """The command under way."""
+    """The command under way; it finds models and data sets in its folder, and nothing elsewhere."""
     process = SERVER.Process(target=run, args=(arguments, folder, log))
-    process.start()
+    with pytest.MonkeyPatch.context() as patch:  # the first call starts the server, whose imports read these
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        patch.setenv("HF_DATASETS_CACHE", "cache")
+        process.start()
     return process

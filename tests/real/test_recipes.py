@@ -1,8 +1,6 @@
 """The recipes on SmolLM2-135M-Instruct: a step of each, a killed run resumed to the bit, weights out and in again."""
 
 import json
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -10,6 +8,7 @@ from typing import Any
 import pytest
 import tinker
 import torch
+from forked_commands import start
 from gguf_files import TEXTS
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -147,17 +146,13 @@ def test_answers_are_paid_and_trained_on(whole: Path) -> None:
 
 def test_a_killed_run_resumes_to_the_bit(whole: Path, smollm2: Path, tmp_path: Path) -> None:
     log_path = tmp_path / "killed"
-    command = [sys.executable, "-m", "viva.cli", "train", "math_efficiency"]
-    process = subprocess.Popen(
-        [*command, *arguments("math_efficiency", smollm2, log_path)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    command = ["train", "math_efficiency", *arguments("math_efficiency", smollm2, log_path)]
+    process = start(command, tmp_path, tmp_path / "told.txt")
     written = log_path / "metrics.jsonl"
-    while process.poll() is None and not (written.is_file() and "\n" in written.read_text(encoding="utf-8")):
+    while process.is_alive() and not (written.is_file() and "\n" in written.read_text(encoding="utf-8")):
         time.sleep(0.01)
     process.kill()
-    process.wait()
+    process.join()
     assert 1 <= len(metrics(log_path)) < 3
     assert run("math_efficiency", smollm2, log_path) == metrics(whole)
     names = ("adapter_model.safetensors", "adapter_config.json")
