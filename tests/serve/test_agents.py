@@ -280,15 +280,15 @@ def test_what_an_agent_pays_for_is_learned_and_chance_is_not(
         + f'print(share, file=open({str(tmp_path / "shares")!r}, "a"))\n{pay}\n'
     )
     config = chz.replace(
-        run_config(tmp_path, model, [sys.executable, str(agent)]),
+        run_config(tmp_path, model, [sys.executable, "-S", str(agent)]),
         group_size=8,
-        batch_size=32,
-        max_steps=12,
-        learning_rate=2e-3,
+        batch_size=16,
+        max_steps=14,
+        learning_rate=4e-3,
     )
     assert asyncio.run(run_recipe(config)) is None
     shares = [float(line) for line in (tmp_path / "shares").read_text().splitlines()]
-    assert len(shares) == 12 * 32
+    assert len(shares) == 14 * 16
     gain = sum(shares[-32:]) / 32 - sum(shares[:32]) / 32
     assert gain < 0.15 if is_shuffled else gain > 0.25, gain
 
