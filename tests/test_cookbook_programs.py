@@ -1,15 +1,14 @@
 """``viva cookbook``: programs of tinker-cookbook as they are, killed and run again."""
 
 import json
-import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from forked_commands import start
 
 import viva.cli
 from viva.engine.checkpoint import read_tensors
@@ -78,24 +77,9 @@ class Program:
     def __init__(self, place: Path, name: str, runs: Path, *more: str) -> None:
         options = [option.replace("log_path=run", f"log_path={runs / 'run'}") for option in OPTIONS]
         self.log = runs / "run" / "checkpoints.jsonl"
-        self.process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "viva.cli",
-                "cookbook",
-                "--states",
-                str(runs / "states"),
-                name,
-                *options,
-                *more,
-            ],
-            cwd=place,
-            env=os.environ | {"HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(runs / "cache")},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        self.told = runs / "told.txt"
+        command = ["cookbook", "--states", str(runs / "states"), name, *options, *more]
+        self.process = start(command, place, self.told)
 
     def saved(self) -> list[dict[str, Any]]:
         """What the program's log of checkpoints holds; a line that is being written does not count."""
@@ -105,16 +89,16 @@ class Program:
     def kill_after_a_checkpoint(self) -> None:
         """Send SIGKILL once there is one, and the program has not ended."""
         while not self.saved():
-            assert self.process.poll() is None, self.process.communicate()[0]
+            assert self.process.is_alive(), self.told.read_text()
             time.sleep(0.005)
-        self.process.send_signal(signal.SIGKILL)
-        self.process.communicate()
-        assert self.process.returncode == -signal.SIGKILL
+        self.process.kill()
+        self.process.join()
+        assert self.process.exitcode == -signal.SIGKILL
 
     def ends(self) -> dict[str, Any]:
         """Its last checkpoint, after it has ended."""
-        told = self.process.communicate()[0]
-        assert self.process.returncode == 0, told
+        self.process.join()
+        assert self.process.exitcode == 0, self.told.read_text()
         return self.saved()[-1]
 
 

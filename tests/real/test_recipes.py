@@ -1,8 +1,6 @@
 """The recipes on SmolLM2-135M-Instruct: a step of each, a killed run resumed to the bit, weights out and in again."""
 
 import json
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -10,6 +8,7 @@ from typing import Any
 import pytest
 import tinker
 import torch
+from forked_commands import start
 from gguf_files import TEXTS
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -100,6 +99,14 @@ def whole(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return log_path
 
 
+@pytest.fixture(scope="session")
+def exported(whole: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its adapter and its merged model."""
+    to = tmp_path_factory.mktemp("real") / "export"
+    assert viva_main(["export", str(whole), f"to={to}"]) == 0
+    return to
+
+
 @pytest.mark.parametrize("recipe", ["conversation_preference_rl", "critique_self_play"])
 def test_a_conversation_is_played_and_trained_on(recipe: str, smollm2: Path, tmp_path: Path) -> None:
     options = {"solution_floor": 0.0} if recipe == "critique_self_play" else {}
@@ -139,17 +146,13 @@ def test_answers_are_paid_and_trained_on(whole: Path) -> None:
 
 def test_a_killed_run_resumes_to_the_bit(whole: Path, smollm2: Path, tmp_path: Path) -> None:
     log_path = tmp_path / "killed"
-    command = [sys.executable, "-m", "viva.cli", "train", "math_efficiency"]
-    process = subprocess.Popen(
-        [*command, *arguments("math_efficiency", smollm2, log_path)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    command = ["train", "math_efficiency", *arguments("math_efficiency", smollm2, log_path)]
+    process = start(command, tmp_path, tmp_path / "told.txt")
     written = log_path / "metrics.jsonl"
-    while process.poll() is None and not (written.is_file() and "\n" in written.read_text(encoding="utf-8")):
+    while process.is_alive() and not (written.is_file() and "\n" in written.read_text(encoding="utf-8")):
         time.sleep(0.01)
     process.kill()
-    process.wait()
+    process.join()
     assert 1 <= len(metrics(log_path)) < 3
     assert run("math_efficiency", smollm2, log_path) == metrics(whole)
     names = ("adapter_model.safetensors", "adapter_config.json")
@@ -159,9 +162,8 @@ def test_a_killed_run_resumes_to_the_bit(whole: Path, smollm2: Path, tmp_path: P
 
 @pytest.mark.filterwarnings("ignore:.*tie_word_embeddings.*")  # peft; the output layer has an adapter
 async def test_exported_weights_compute_what_the_engine_computes(
-    whole: Path, folder: Path, tmp_path: Path
+    whole: Path, exported: Path, folder: Path
 ) -> None:
-    assert viva_main(["export", str(whole), f"to={tmp_path / 'export'}"]) == 0
     tokens = AutoTokenizer.from_pretrained(folder).encode(
         "The capital of France is Paris. That is all I know."
     )
@@ -175,20 +177,22 @@ async def test_exported_weights_compute_what_the_engine_computes(
 
     base = AutoModelForCausalLM.from_pretrained(folder)
     assert (logprobs(base) - found).abs().max() > 1e-3  # else nothing was trained
-    assert torch.allclose(
-        logprobs(PeftModel.from_pretrained(base, tmp_path / "export" / "adapter")), found, atol=1e-3
-    )
-    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "export" / "model")
+    assert torch.allclose(logprobs(PeftModel.from_pretrained(base, exported / "adapter")), found, atol=1e-3)
+    merged = AutoModelForCausalLM.from_pretrained(exported / "model")
     assert torch.allclose(logprobs(merged), found, atol=1e-3)
 
 
 def test_a_trained_model_goes_back_into_a_file_with_all_that_the_first_one_says(
-    whole: Path, smollm2: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    whole: Path,
+    exported: Path,
+    smollm2: Path,
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("VIVA_CACHE", str(tmp_path / "cache"))
-    file, merged = tmp_path / "trained.gguf", tmp_path / "export" / "model"
+    file, merged = tmp_path / "trained.gguf", exported / "model"
     assert viva_main(["export", str(whole), f"to={file}"]) == 0
-    assert viva_main(["export", str(whole), f"to={merged.parent}"]) == 0
+    monkeypatch.setenv("VIVA_CACHE", str(tmp_path / "cache"))  # for the new file; the first one is unpacked
     new, old = GgufFile(file), GgufFile(smollm2)
     kept = {key for key in old.fields if not key.startswith(("general.name", "general.file_type"))}
     kept.remove("general.quantization_version")

@@ -120,7 +120,8 @@ def test_the_folder_keeps_the_judges_that_its_checkpoints_need(run):
 def test_a_run_tells_how_often_its_judge_is_right(recipe, options, model, problems, tmp_path):
     """This model never gives the known answer, so another grader finds some replies right."""
     name = "judge/accuracy" if recipe == RECIPES[0] else "judge/revision/accuracy"
-    given = COMMON | {"trackers": [], "eval_every": 0, "log_path": str(tmp_path / "run")} | options
+    given = COMMON | {"trackers": [], "eval_every": 0, "max_steps": 2} | options
+    given["log_path"] = str(tmp_path / "run")
     if recipe == RECIPES[1]:
         del given["max_rounds"]
         given |= {"num_agents": 3, "batch_size": 6}

@@ -131,7 +131,7 @@ def test_a_written_verdict_has_the_right_reply_as_its_reasoning():
 
 
 def test_a_judge_that_writes_its_verdicts_is_tested_as_it_writes_them(tmp_path):
-    given = arguments(tmp_path, "written", max_steps=2, eval_every=1, judge_mode="verdict", max_tokens=60)
+    given = arguments(tmp_path, "written", max_steps=1, eval_every=1, judge_mode="verdict", max_tokens=60)
     assert train_recipe("warmup", given) == 0
     written = metrics(tmp_path / "written")[-1]
     assert {"test/judge/accuracy", "test/judge/invalid_rate"} <= written.keys()
@@ -208,10 +208,13 @@ def test_what_cannot_work_is_refused_before_a_model_is_loaded(options, message):
         Config(train_prompts=["a"], learning_rate=1e-3, **options).make_plan()
 
 
+NUM_PROBLEMS = 6
+
+
 def arguments(tmp_path: Path, name: str, **options: object) -> list[str]:
     """The command line of a warm-up of the built-in policy."""
-    train = write_problems(tmp_path / "train.jsonl", "train", 12, seed=0)
-    test = write_problems(tmp_path / "test.jsonl", "test", 6, seed=0)
+    train = write_problems(tmp_path / "train.jsonl", "train", NUM_PROBLEMS, seed=0)
+    test = write_problems(tmp_path / "test.jsonl", "test", 3, seed=0)
     given = {
         "model_name": "tiny",
         "lora_rank": 4,
@@ -232,19 +235,19 @@ def metrics(run: Path) -> list[dict[str, float]]:
 
 
 def test_a_judge_is_warmed_up_and_a_resumed_run_goes_on_to_the_bit(tmp_path, capsys):
-    assert train_recipe("warmup", arguments(tmp_path, "whole", max_steps=4, eval_every=2)) == 0
+    assert train_recipe("warmup", arguments(tmp_path, "whole", max_steps=3, eval_every=2)) == 0
     whole = metrics(tmp_path / "whole")
-    assert [row["step"] for row in whole if "imitation/nll" in row] == [0, 1, 2, 3]
+    assert [row["step"] for row in whole if "imitation/nll" in row] == [0, 1, 2]
     assert {"test/judge/accuracy", "test/judge/position_bias"} <= set(whole[0]) & set(whole[-1])
     assert "load_checkpoint_path=" in capsys.readouterr().out
-    part = arguments(tmp_path, "part", max_steps=2, eval_every=2)
+    part = arguments(tmp_path, "part", max_steps=1, eval_every=2)
     assert train_recipe("warmup", part) == 0
     examples = (tmp_path / "part" / "examples.jsonl").read_bytes()
-    more = arguments(tmp_path, "part", max_steps=4, eval_every=2, behavior_if_exists="resume")
+    more = arguments(tmp_path, "part", max_steps=3, eval_every=2, behavior_if_exists="resume")
     assert train_recipe("warmup", more) == 0
     assert (tmp_path / "part" / "examples.jsonl").read_bytes() == examples
     assert metrics(tmp_path / "part") == whole
-    state = tmp_path / "part" / "state" / "weights" / "000004"
+    state = tmp_path / "part" / "state" / "weights" / "000003"
     go_on = arguments(tmp_path, "next", max_steps=1, eval_every=0, load_checkpoint_path=state)
     assert train_recipe("warmup", go_on) == 0
 
@@ -258,7 +261,7 @@ def test_a_protocol_is_learned_from_what_could_be_read_and_from_scripted_replies
         [json.loads(line)["kind"] for line in (tmp_path / name / "examples.jsonl").read_text().splitlines()]
         for name in ("own", "all")
     )
-    assert len(own) < len(everything) == 12 * 3 * 5
+    assert len(own) < len(everything) == NUM_PROBLEMS * 3 * 5
     assert set(everything) == {"proposal", "ranking", "critique", "revision", "verdict"}
 
 

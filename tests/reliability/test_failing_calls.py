@@ -184,7 +184,7 @@ def check_batch(world, outcomes_P, num_asked_before):
 
 
 def test_every_conversation_is_complete_repeated_or_dropped(trials, ledger):
-    total = trials(short=300, full=10_000)
+    total = trials(short=200, full=10_000)
     size = 100
     world = World(seed=5)
     threads = threading.active_count()

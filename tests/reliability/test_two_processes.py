@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from functools import partial
 
 import pytest
+from forked_commands import start
 from random_models import make_model
 
 from viva import cli
@@ -23,10 +24,6 @@ from viva.view.report import write_report
 
 main = partial(train_recipe, "conversation_preference_rl")
 PATIENCE_S = 120
-TRAIN = (
-    "import sys; from viva.recipes.programs import train_recipe; "
-    "sys.exit(train_recipe('conversation_preference_rl', sys.argv[1:]))"
-)
 HOLD = """
 import sys
 from pathlib import Path
@@ -79,6 +76,23 @@ def process(script, *argv, until):
         child.communicate()
 
 
+@contextmanager
+def training(folder, options):
+    """A process whose run has saved a checkpoint; it is killed at the end."""
+    command = ["train", "conversation_preference_rl", *options]
+    child = start(command, folder.parent, folder.parent / "told.txt")
+    try:
+        waited = time.monotonic()
+        while not has_saved(folder):
+            assert child.is_alive(), (folder.parent / "told.txt").read_text()
+            assert time.monotonic() - waited < PATIENCE_S
+            time.sleep(0.05)
+        yield child
+    finally:
+        child.kill()
+        child.join()
+
+
 def holding(folder):
     return process(HOLD, folder, until=lambda: (folder / "config.json").exists())
 
@@ -99,7 +113,7 @@ def contents(folder):
 def test_a_second_process_is_refused_beside_a_live_run_and_a_killed_one_goes_on(tmp_path, options, capsys):
     folder = tmp_path / "run"
     long = arguments(options, log_path=folder, max_steps=5000, behavior_if_exists="resume")
-    with process(TRAIN, *long, until=lambda: has_saved(folder)) as first:
+    with training(folder, long) as first:
         os.kill(first.pid, signal.SIGSTOP)  # so that what is in the folder can be compared
         before = contents(folder)
         for behavior in ("resume", "delete", "raise", "ask"):

@@ -27,12 +27,20 @@ from viva.serve.episodes import EpisodeServer
 ROOT = Path(__file__).parents[2]
 
 AGENT = """
-import json, os, sys, urllib.request
+import json, os, socket, sys
 
 def post(path, body):
-    headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
-    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + path, json.dumps(body).encode(), headers)
-    return json.load(urllib.request.urlopen(request))
+    # by hand: importing urllib takes longer than an episode, and there are hundreds
+    address, sent = os.environ["OPENAI_BASE_URL"].removeprefix("http://"), json.dumps(body).encode()
+    host, port = address.partition("/")[0].split(":")
+    head = [f"POST /v1{path} HTTP/1.0", f"Host: {host}:{port}", "Content-Type: application/json"]
+    head += [f"Authorization: Bearer {os.environ['OPENAI_API_KEY']}", f"Content-Length: {len(sent)}"]
+    with socket.create_connection((host, int(port))) as connection:
+        connection.sendall("\\r\\n".join([*head, "", ""]).encode() + sent)
+        status, *_, answer = connection.makefile().read().split("\\n")
+    if (code := status.split()[1]) != "200":
+        sys.exit("HTTP Error " + code)
+    return json.loads(answer)
 
 def ask(*texts):
     roles = ("user", "assistant")
@@ -272,15 +280,15 @@ def test_what_an_agent_pays_for_is_learned_and_chance_is_not(
         + f'print(share, file=open({str(tmp_path / "shares")!r}, "a"))\n{pay}\n'
     )
     config = chz.replace(
-        run_config(tmp_path, model, [sys.executable, str(agent)]),
+        run_config(tmp_path, model, [sys.executable, "-S", str(agent)]),
         group_size=8,
-        batch_size=32,
-        max_steps=12,
-        learning_rate=2e-3,
+        batch_size=16,
+        max_steps=14,
+        learning_rate=4e-3,
     )
     assert asyncio.run(run_recipe(config)) is None
     shares = [float(line) for line in (tmp_path / "shares").read_text().splitlines()]
-    assert len(shares) == 12 * 32
+    assert len(shares) == 14 * 16
     gain = sum(shares[-32:]) / 32 - sum(shares[:32]) / 32
     assert gain < 0.15 if is_shuffled else gain > 0.25, gain
 

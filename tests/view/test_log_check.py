@@ -35,8 +35,8 @@ LOGS = (
     "checkpoints.jsonl",
     "config.json",
 )
-MUTATIONS = 56
-"""Of every log."""
+MUTATIONS = 28
+"""Of every log, four of each kind."""
 PROBLEM = ("damaged", "torn", "cannot be read", "nested too deeply")
 
 
