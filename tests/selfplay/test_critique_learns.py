@@ -144,7 +144,7 @@ ALL_STREAMS = replace(ROBUST, weights=STREAMS)
 
 @dataclass
 class Conversations(RLDataset):
-    num_steps: int = 16
+    num_steps: int = 30
     is_shuffled: bool = False
     rules: ReviewRules = ALL_STREAMS
 
@@ -166,7 +166,7 @@ async def trained(folder, **options):
             sampling=Sampling(seed=1, max_tokens=120),
             save_every=0,
             eval_every=0,
-            update=UpdateConfig(learning_rate=0.08),
+            update=UpdateConfig(learning_rate=0.06),
         ),
         client=toy,
         dataset=Conversations(**options),
