@@ -5,6 +5,7 @@ A guard takes a source folder (the one that holds ``viva/``) and returns one lin
 
 import ast
 import functools
+import inspect
 import json
 import os
 import re
@@ -13,14 +14,19 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 
 import pytest
+
+from viva.cli import main
 
 SRC = Path(__file__).resolve().parents[1] / "src"
 
 MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 70
 MAX_PARAMETERS = 10
+MAX_FILES_ENTERED = 60
+"""On the way of a prompt from the command line to the first logged step, beside the engine's."""
 
 CHAIN = ("conversation", "judging", "rewards", "selfplay", "experts", "run", "training")
 """Rooms in the order of the arrows: each may import those before it."""
@@ -357,6 +363,49 @@ def test_a_run_loads_no_package_that_reads_data_files_unless_it_is_given_some() 
     loaded = set(python(f"{code}; print(*sys.modules)").split())
     assert "torch" in loaded
     assert not {"datasets", "pandas", "pyarrow"} & loaded
+
+
+class Entered:
+    """The files of the package whose functions are called, those of the engine and of imports left out."""
+
+    def __init__(self) -> None:
+        self.files: set[str] = set()
+        self.is_logged = False
+        """Whether the first step has been written to the log."""
+
+    def __call__(self, frame: FrameType, event: str, _: object) -> None:
+        code = frame.f_code
+        name = code.co_filename.partition("/src/viva/")[2]
+        if event != "call" or not name or self.is_logged or not code.co_flags & inspect.CO_OPTIMIZED:
+            return
+        self.is_logged = code.co_name == "write_step"
+        if not name.startswith("engine/") and not is_importing(frame):
+            self.files.add(name)
+
+
+def is_importing(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_name == "<module>" and "/src/viva/" in frame.f_code.co_filename:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def test_a_prompts_way_to_the_first_logged_step_enters_few_files(tmp_path: Path) -> None:
+    entered = Entered()
+    options = {
+        **{"model_name": SRC / "viva/tiny/model", "log_path": tmp_path / "run"},
+        **{"num_agents": 2, "batch_size": 2, "max_steps": 1, "max_tokens": 8, "max_rounds": 2},
+    }
+    line = ["train", "conversation_preference_rl", 'train_prompts=["2 + 3?"]']
+    sys.setprofile(entered)
+    try:
+        assert main([*line, *(f"{name}={value}" for name, value in options.items())]) == 0
+    finally:
+        sys.setprofile(None)
+    assert entered.is_logged
+    assert {"cli.py", "conversation/coordinator.py", "training/loop.py"} <= entered.files
+    assert len(entered.files) <= MAX_FILES_ENTERED, sorted(entered.files)
 
 
 LONG_FUNCTION = "def f() -> None:\n" + "    pass\n" * MAX_FUNCTION_LINES

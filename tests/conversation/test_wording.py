@@ -2,7 +2,7 @@
 
 import pytest
 
-from viva.conversation.protocol import counted
+from viva.conversation.messages import counted
 
 
 @pytest.mark.parametrize(

@@ -135,7 +135,7 @@ async def test_updates_of_two_members_equal_those_of_two_runs_with_the_same_data
     batch = plain_batch(await play(clients, BOTH, temperature))
     before = {name: weights(client) for name, client in clients.items()}
     members = Members(trained=clients)
-    result = await update_members(members, batch, CONFIG, 2, temperature=temperature)
+    result = await update_members(members, batch, CONFIG, temperature=temperature)
     speakers = batch.speakers_D()
     places = [place for name in NAMES for place, speaker in enumerate(speakers) if speaker == name]
     expected = []

@@ -1,4 +1,4 @@
-"""Words for users: the name that may be meant in place of an unknown one, and tables for the terminal."""
+"""Words for users: names that may be meant, lists, numbers with their nouns, and tables for the terminal."""
 
 import textwrap
 from collections.abc import Iterable, Sequence
@@ -23,6 +23,14 @@ def unknown(noun: str, name: str, allowed: Iterable[str], *, also: str = "") -> 
 def listed(names: Iterable[str]) -> str:
     """Names for a message, cut where they are too many."""
     return textwrap.shorten(", ".join(names), _LONGEST_LIST, placeholder=" ...") or "none"
+
+
+def counted(number: int, noun: str, plural: str | None = None) -> str:
+    """A number with its noun, which stands in the plural for everything but 1.
+
+    ``plural`` is needed where it is not the noun with an s.
+    """
+    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
 
 
 def text_table(rows: Sequence[tuple[str, ...]], *, is_text: bool = False) -> list[str]:

@@ -42,14 +42,6 @@ def shown_solution(letter: str, text: str) -> str:
     return f"Solution {letter}:\n{quote(text)}\nEnd of solution {letter}.\n"
 
 
-def counted(number: int, noun: str, plural: str | None = None) -> str:
-    """A number with its noun, which stands in the plural for everything but 1.
-
-    ``plural`` is needed where it is not the noun with an s.
-    """
-    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
-
-
 AGENT_SYSTEM_PROMPTS: dict[int, str] = {
     0: "the Innovator: find a fresh way to the solution.",
     1: "the Critic: check every step and be exact.",

@@ -5,8 +5,7 @@ Legend: ``n`` answers to one problem, ``N`` agents of a conversation.
 
 from collections.abc import Callable, Mapping, Sequence
 
-from viva.conversation.messages import text_table
-from viva.conversation.protocol import counted
+from viva.conversation.messages import counted, text_table
 from viva.eval.estimates import (
     NOTHING,
     Terms,

@@ -13,7 +13,7 @@ from pathlib import Path
 from signal import Signals
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from viva.conversation.protocol import counted
+from viva.conversation.messages import counted
 from viva.engine.gguf import gguf_folder, is_gguf
 from viva.hub import pinned, split_revision
 from viva.model_files import model_digests

@@ -14,8 +14,8 @@ from typing import Any
 import chz
 from tinker_cookbook.renderers.base import Message
 
-from viva.conversation.messages import text_table
-from viva.conversation.protocol import Protocol, Round, counted
+from viva.conversation.messages import counted, text_table
+from viva.conversation.protocol import Protocol, Round
 from viva.conversation.roles import Roles
 from viva.recipes.common import resolve_batch_size
 from viva.recipes.config import RecipeConfig, parse_options

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 import chz
 
-from viva.conversation.protocol import counted
+from viva.conversation.messages import counted
 from viva.recipes.protocol import ConversationConfig
 from viva.recipes.reward import is_own, refuse_unused, reward_named
 

@@ -12,7 +12,8 @@ from typing import Any
 from tinker_cookbook.renderers.base import Message, Renderer
 
 from viva.conversation.coordinator import gather_or_cancel
-from viva.conversation.protocol import Protocol, Reading, Segment, View, counted
+from viva.conversation.messages import counted
+from viva.conversation.protocol import Protocol, Reading, Segment, View
 from viva.conversation.records import ReplyStatus, Turn
 from viva.conversation.rendering import build_prompt, read_reply, reply_tokens
 from viva.eval.direct import ask_all

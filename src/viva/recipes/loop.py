@@ -10,7 +10,7 @@ from typing import Any, cast
 import tinker
 from tinker_cookbook.rl.types import RLDataset
 
-from viva.conversation.protocol import counted
+from viva.conversation.messages import counted
 from viva.eval.conversations import ConversationEvaluator, group_seed
 from viva.eval.direct import DirectEvaluator, DirectSampler
 from viva.eval.judged import WinRateEvaluator
@@ -171,7 +171,7 @@ async def make_training(
         dataset = PromptDataset(order=plan.order, make_builder=make_builder)
     judged, more_followers = await _win_rate_evaluators(plan, opened)
     return Training(
-        config=_loop_config(plan, opened, experts or ExpertConfig(), samples_every),
+        config=_loop_config(plan, opened, experts, samples_every),
         client=opened.client,
         dataset=dataset,
         folder=opened.folder,
@@ -252,7 +252,7 @@ def _prompt_metrics(plan: Plan, opened: OpenRun) -> dict[str, float]:
     return {} if share is None else {SPELLED_OUT: share}
 
 
-def _loop_config(plan: Plan, opened: OpenRun, experts: ExpertConfig, samples_every: int) -> LoopConfig:
+def _loop_config(plan: Plan, opened: OpenRun, experts: ExpertConfig | None, samples_every: int) -> LoopConfig:
     config = plan.config
     return LoopConfig(
         sampling=config.sampling(opened.context_window),

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import chz
 
-from viva.conversation.protocol import Control, counted
+from viva.conversation.messages import counted
+from viva.conversation.protocol import Control
 from viva.recipes.reward import AskedConfig, is_own, reward_named, user_code
 
 if TYPE_CHECKING:

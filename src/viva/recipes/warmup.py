@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Literal
 
 import chz
 
-from viva.conversation.protocol import counted
+from viva.conversation.messages import counted
 from viva.recipes.config import RecipeConfig
 from viva.recipes.protocol import Game
 from viva.recipes.reward import refuse_unused

@@ -13,7 +13,8 @@ from itertools import permutations
 from typing import Any
 
 from viva.conversation.coordinator import MultiAgentCoordinator
-from viva.conversation.protocol import Protocol, Round, View, counted
+from viva.conversation.messages import counted
+from viva.conversation.protocol import Protocol, Round, View
 from viva.conversation.records import Conversation, ReplyStatus, Turn
 from viva.judging.ballots import Outcome
 from viva.judging.ranking import LabelAnswer, LabelBallot, label_ballot

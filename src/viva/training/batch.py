@@ -44,6 +44,10 @@ from viva.training.samples import (
 from viva.training.scoring import Scores, name_contexts, sampled_data, score, spread
 from viva.training.update import SamplerCheck, check_sampler
 
+NUM_CHECKED = 4
+"""Samples per batch that are scored at the temperature they were sampled at, to check the sampler against the
+trainer, where that is not the temperature which is trained."""
+
 
 class EstimatorStoppedError(RuntimeError):
     """The estimator refuses a batch, or wastes it and the settings say to stop then. The message says what to do."""
@@ -65,7 +69,7 @@ class ExpertConfig:
     """Lowest effective sample size (of 1) and mean weight of a strategy that pass; 0 lets everything pass."""
     on_waste: Literal["warn", "stop"] = "warn"
     """The reaction to figures below that."""
-    num_checked: int = 4
+    num_checked: int = NUM_CHECKED
     """Samples per batch, of all strategies in turn, that are scored behind the context and at the temperature they were
     sampled at, to check the sampler against the trainer."""
     max_self_check: float = 0.1
@@ -176,7 +180,7 @@ def plain_batch(outcomes_P: Sequence[GroupOutcome]) -> Batch:
 async def make_batch(
     client: TrainingClient,
     outcomes_P: Sequence[GroupOutcome],
-    config: ExpertConfig,
+    config: ExpertConfig | None = None,
     *,
     temperature: float = 1.0,
     trained_at: float = 1.0,
@@ -188,7 +192,7 @@ async def make_batch(
     Args:
         client: The policy.
         outcomes_P: What was played.
-        config: Of estimation.
+        config: Of the estimation of batches with strategies; ``None`` takes the defaults.
         temperature: Of the samples.
         trained_at: That of the policy which is trained. Samples at another one, or behind another context than the
             one that is trained, are not its own.
@@ -199,12 +203,11 @@ async def make_batch(
             say to stop.
     """
     if any(is_strategy(outcome.builder) for outcome in outcomes_P):
-        return await _estimated_batch(client, outcomes_P, config, temperature, trained_at)
+        return await _estimated_batch(client, outcomes_P, config or ExpertConfig(), temperature, trained_at)
     batch = plain_batch(outcomes_P)
     if (temperature or 1.0) == trained_at:
         return batch
-    checked_D = batch.data_D[: config.num_checked]
-    check = await check_sampler(client, checked_D, temperature=temperature)
+    check = await check_sampler(client, batch.data_D[:NUM_CHECKED], temperature=temperature)
     return replace(batch, foreign_D=[True] * len(batch.data_D), check=check)
 
 

@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
-from viva.conversation.protocol import counted
+from viva.conversation.messages import counted
 from viva.run.secrets import printable
 from viva.training.advice import WINDOW, Cause, causes
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from tinker_cookbook.rl.types import RLDataset
 
-from viva.conversation.protocol import counted
+from viva.conversation.messages import counted
 from viva.experts.strategy import is_strategy
 from viva.judging.comparison import NoValidComparisonsError
 from viva.judging.judge import SamplingClient
@@ -71,7 +71,7 @@ class LoopConfig:
 
     update: UpdateConfig
     sampling: Sampling = field(default_factory=Sampling)
-    experts: ExpertConfig = field(default_factory=ExpertConfig)
+    experts: ExpertConfig | None = None
     """Estimation of batches whose builders name search strategies (`viva.experts.strategy`)."""
     samples_every: int = 1
     """Keep the samples of such a batch every so many steps, for ``viva estimate``; 0 keeps none."""
@@ -316,7 +316,6 @@ async def _update(
             run.members,
             batch,
             config.update,
-            config.experts.num_checked,
             temperature=config.sampling.temperature,
         )
     keeps_samples = bool(config.samples_every) and step % config.samples_every == 0

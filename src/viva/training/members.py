@@ -17,7 +17,7 @@ from viva.conversation.coordinator import gather_or_cancel
 from viva.run.journal import Journal
 from viva.sdk import TrainingClient, settled
 from viva.selfplay.group import speakers_of
-from viva.training.batch import Batch
+from viva.training.batch import NUM_CHECKED, Batch
 from viva.training.followers import FrozenMember
 from viva.training.metrics import mean_by_key
 from viva.training.rollouts import GroupOutcome
@@ -63,11 +63,11 @@ class Members:
 
 
 async def update_members(
-    members: Members, batch: Batch, config: UpdateConfig, num_checked: int, *, temperature: float
+    members: Members, batch: Batch, config: UpdateConfig, *, temperature: float
 ) -> UpdateResult:
     """Train each member on the datums that it sampled.
 
-    Of each member, so many datums are scored where the temperature is not the trained one, see `check_sampler`.
+    Of each member, `NUM_CHECKED` datums are scored where the temperature is not the trained one, see `check_sampler`.
 
     Returns:
         The logprobs of all datums, in the order of the batch.
@@ -79,7 +79,7 @@ async def update_members(
 
     async def update(name: str, client: TrainingClient) -> UpdateResult:
         data_D = [batch.data_D[place] for place in places[name]]
-        checked_D = data_D[:num_checked] if is_scored else []
+        checked_D = data_D[:NUM_CHECKED] if is_scored else []
         return await update_policy(
             client,
             data_D,

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import chz
 
-from viva.conversation.messages import text_table
-from viva.conversation.protocol import counted
+from viva.conversation.messages import counted, text_table
 from viva.experts.diagnostics import Diagnostics, Recommendation, check_diagnostics, diagnose, recommend
 from viva.experts.estimation import Baseline, Estimator, choose_baseline, estimate
 from viva.experts.estimators import ESTIMATORS, Distill, SequenceIS, make_estimator

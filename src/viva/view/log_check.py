@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from viva.conversation.protocol import counted
+from viva.conversation.messages import counted
 from viva.run.files import naming, parse_line
 from viva.run.log import INDEX, read_index
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast
 
-from viva.conversation.protocol import counted
+from viva.conversation.messages import counted
 from viva.run.log import INDEX
 from viva.run.secrets import without_secrets
 from viva.view.files import METRICS_FILE

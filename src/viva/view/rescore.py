@@ -18,8 +18,7 @@ from typing import Any, Literal
 import chz
 import numpy as np
 
-from viva.conversation.messages import text_table
-from viva.conversation.protocol import counted
+from viva.conversation.messages import counted, text_table
 from viva.judging.ballots import ballot_accuracy
 from viva.judging.bradley_terry import BradleyTerryError
 from viva.judging.comparison import NoValidComparisonsError, reward_truth_gap

@@ -5,7 +5,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from viva.conversation.protocol import counted
+from viva.conversation.messages import counted
 from viva.run.secrets import printable
 from viva.view.run_index import RunIndex, read_run
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import chz
 from tinker_cookbook.rl.types import EnvGroupBuilder
 
-from viva.conversation.protocol import counted
+from viva.conversation.messages import counted
 from viva.eval.conversations import Conversations, play_all
 from viva.eval.direct import DirectEvaluator, DirectSampler, ask_all, match_tokens
 from viva.eval.estimates import compare, summarise

@@ -8,8 +8,7 @@ from typing import Any
 
 import chz
 
-from viva.conversation.messages import text_table
-from viva.conversation.protocol import counted
+from viva.conversation.messages import counted, text_table
 from viva.conversation.records import Solution
 from viva.eval.estimates import compare
 from viva.eval.figures import shown_figure, shown_interval

@@ -9,7 +9,8 @@ from typing import Any
 
 import chz
 
-from viva.conversation.protocol import counted, persona
+from viva.conversation.messages import counted
+from viva.conversation.protocol import persona
 from viva.judging.answers import AnswerCheck
 from viva.recipes.config import RecipeConfig
 from viva.recipes.conversation_preference_rl import Config as PreferenceConfig

@@ -7,7 +7,7 @@ from typing import Any
 
 import chz
 
-from viva.conversation.protocol import counted
+from viva.conversation.messages import counted
 from viva.eval.conversations import play_all
 from viva.eval.direct import DirectSampler
 from viva.eval.figures import shown_figure, shown_interval
