@@ -257,7 +257,7 @@ def parse_options(
         raise SystemExit(2) from None
 
 
-def make_options(config_class: type[ConfigT], values: Mapping[str, Any]) -> ConfigT:
+def make_options(config_class: type[ConfigT], values: Mapping[str, object]) -> ConfigT:
     """Options from Python values; `ValueError` if a name is unknown or a value of the wrong kind."""
     known = chz.chz_fields(config_class)
     for name in values:
@@ -271,7 +271,7 @@ def make_options(config_class: type[ConfigT], values: Mapping[str, Any]) -> Conf
     return config
 
 
-def read_options(path: Path, config_class: type[Any], recipe: str | None) -> dict[str, Any]:
+def read_options(path: Path, config_class: type, recipe: str | None) -> dict[str, Any]:
     """Options in a YAML or JSON file.
 
     A run's ``config.json`` names its recipe, which must be `recipe`; what it records beside the options is left out.
@@ -289,7 +289,7 @@ def read_options(path: Path, config_class: type[Any], recipe: str | None) -> dic
         isinstance(name, str) for name in cast(dict[object, object], found)
     ):
         raise ValueError(f"config={path} must hold options, like 'max_steps: 20'; got {type(found).__name__}")
-    values = cast(dict[str, Any], found)
+    values = cast(dict[str, object], found)
     known = chz.chz_fields(config_class)
     of = values.pop("recipe", None)
     if of is None:
@@ -301,7 +301,7 @@ def read_options(path: Path, config_class: type[Any], recipe: str | None) -> dic
     return fitting({name: value for name, value in values.items() if name in known}, config_class)
 
 
-def fitting(values: Mapping[str, Any], config_class: type[Any]) -> dict[str, Any]:
+def fitting(values: Mapping[str, object], config_class: type) -> dict[str, Any]:
     """Values with the numbers that JSON and people write differently: 1 for 1.0, and "0" for 0 as a key."""
     fields = chz.chz_fields(config_class)
     return {
@@ -312,7 +312,7 @@ def fitting(values: Mapping[str, Any], config_class: type[Any]) -> dict[str, Any
     }
 
 
-def _fit(value: Any, kind: Any) -> Any:
+def _fit(value: object, kind: object) -> object:
     kinds = get_args(kind) or (kind,)
     if isinstance(value, str) and float in kinds and str not in kinds:
         try:
@@ -323,16 +323,16 @@ def _fit(value: Any, kind: Any) -> Any:
         return float(value)
     for part in kinds:
         if isinstance(value, Mapping) and get_origin(part) is dict and get_args(part)[0] is int:
-            pairs = cast(Mapping[Any, Any], value).items()
-            return {int(key) if str(key).isdecimal() else key: each for key, each in pairs}
-    return list(cast(Sequence[Any], value)) if isinstance(value, tuple) else value
+            pairs = cast(Mapping[object, object], value).items()
+            return {int(str(key)) if str(key).isdecimal() else key: each for key, each in pairs}
+    return list(cast(Sequence[object], value)) if isinstance(value, tuple) else value
 
 
 _UNKNOWN = re.compile(r"Extraneous argument '([^']*)'")
 _UNREADABLE = re.compile(r"Could not interpret argument (.*) provided for param '([^']*)'", re.DOTALL)
 _MISSING = re.compile(r"Missing required arguments? for parameters?\(s\): (.*)")
-_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-_SAMPLES = {int: "8", float: "0.5", str: '"a"'}
+_WORDS: dict[object, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+_SAMPLES: dict[object, str] = {int: "8", float: "0.5", str: '"a"'}
 _ELSEWHERE = dict.fromkeys(
     ("policies", "judge_member"),
     "this recipe has one policy; several talk in conversation_preference_rl, critique_self_play and protocols",
@@ -342,7 +342,7 @@ _NAME = re.compile(r"(?:--)?(\w[\w.-]*)")
 _HELP = "--help"
 
 
-def check_arguments(argv: Sequence[str], config_class: type[Any]) -> None:
+def check_arguments(argv: Sequence[str], config_class: type) -> None:
     """Refuse arguments that are not of the form ``name=value``, and options that are given twice.
 
     With ``--help`` among them nothing else counts.
@@ -374,7 +374,7 @@ def check_home(argument: str) -> None:
         )
 
 
-def check_kinds(config: Any) -> None:
+def check_kinds(config: object) -> None:
     """Refuse lists and pairs that are none: a text that reads as Python's ``lambda`` is called by the reader."""
     for name, field in chz.chz_fields(config).items():
         value = getattr(config, name)
@@ -385,7 +385,7 @@ def check_kinds(config: Any) -> None:
                 raise ValueError(f"{name} must be {_allowed(field.final_type)}; got {value!r:.80}")
 
 
-def _no_option(argument: str, config_class: type[Any]) -> str:
+def _no_option(argument: str, config_class: type) -> str:
     fields = chz.chz_fields(config_class)
     name = argument.partition("=")[0].lstrip("-").replace("-", "_")
     close = [name] if name in fields else get_close_matches(name, fields, n=1)
@@ -393,7 +393,7 @@ def _no_option(argument: str, config_class: type[Any]) -> str:
     return f"{_short(repr(argument))} is no option of the form name=value.{hint} --help lists all options"
 
 
-def told_mistake(error: BaseException, config_class: type[Any]) -> str:
+def told_mistake(error: BaseException, config_class: type) -> str:
     """One line for the user about what ``chz`` raised when it read the options of a class."""
     text = str(error).strip()
     fields = chz.chz_fields(config_class)
@@ -413,7 +413,7 @@ def told_mistake(error: BaseException, config_class: type[Any]) -> str:
     return printable(told)
 
 
-def unknown_option(name: str, config_class: type[Any]) -> str:
+def unknown_option(name: str, config_class: type) -> str:
     """One line about a name that is no option, with the nearest one."""
     if name in _ELSEWHERE:
         return f"unknown option {name!r}: {_ELSEWHERE[name]}"
@@ -426,18 +426,18 @@ def _short(value: str) -> str:
     return value if len(value) <= _LONGEST_VALUE else f"{value[:_LONGEST_VALUE]}..."
 
 
-def _parts(kind: Any) -> list[Any]:
+def _parts(kind: object) -> list[object]:
     """The types that a type allows, without ``None``."""
     if get_origin(kind) in (Union, UnionType):
         return [part for part in get_args(kind) if part is not NoneType]
     return [kind]
 
 
-def _choices(kind: Any) -> list[str]:
+def _choices(kind: object) -> list[str]:
     return [str(choice) for part in _parts(kind) if get_origin(part) is Literal for choice in get_args(part)]
 
 
-def _allowed(kind: Any) -> str:
+def _allowed(kind: object) -> str:
     parts = _parts(kind)
     choices = _choices(kind)
     if choices:
@@ -447,7 +447,7 @@ def _allowed(kind: Any) -> str:
     return f"{words}, or left out" if NoneType in get_args(kind) else words
 
 
-def _words(kind: Any) -> str:
+def _words(kind: object) -> str:
     arguments = get_args(kind)
     if get_origin(kind) is list:
         sample = _SAMPLES.get(arguments[0], "...")
@@ -460,6 +460,6 @@ def _words(kind: Any) -> str:
     return _WORDS.get(kind, str(kind))
 
 
-def _near(value: str, kind: Any) -> str:
+def _near(value: str, kind: object) -> str:
     hint = did_you_mean(value.strip("'\""), _choices(kind))
     return f".{hint}" if hint else ""
