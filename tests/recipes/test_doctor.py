@@ -16,7 +16,6 @@ import viva.cli
 from viva.doctor.bench import Finding
 from viva.doctor.examination import FEATURES, PROBES, Report
 from viva.doctor.training import FORMULAS
-from viva.recipes import doctor
 from viva.recipes.config import RecipeConfig
 from viva.recipes.doctor import DoctorOptions
 from viva.training.remote import watched
@@ -103,7 +102,7 @@ def test_a_server_that_is_gone_ends_the_questions(capsys, monkeypatch) -> None:
 
     told = []
     monkeypatch.setattr("viva.training.service.make_service", lambda *_, **__: Service())
-    monkeypatch.setattr(doctor, "watched", partial(watched, limit_s=0.0, every_s=0.01))
+    monkeypatch.setattr("viva.training.service.watched", partial(watched, limit_s=0.0, every_s=0.01))
     assert viva.cli.main(["doctor", "base_url=http://127.0.0.1:9", "model_name=some/model"]) == 2
     assert "the server at http://127.0.0.1:9 has been out of reach" in capsys.readouterr().err
     assert told == ["interrupted"]

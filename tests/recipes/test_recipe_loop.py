@@ -190,7 +190,7 @@ async def test_a_run_whose_engine_is_lost_before_its_first_step_is_refused(ends,
         await asyncio.Event().wait()
 
     monkeypatch.setattr("viva.doctor.examination.check_engine", gone)
-    monkeypatch.setattr(loop, "watched", partial(watched, limit_s=0.0, every_s=0.01))
+    monkeypatch.setattr("viva.training.service.watched", partial(watched, limit_s=0.0, every_s=0.01))
     opened = open_parts(client=None)
     remote = EngineConfig(engine="remote", base_url="http://127.0.0.1:9")
     assert await asyncio.wait_for(ends(open_run=lambda _: opened, engine=remote), 20) == 2

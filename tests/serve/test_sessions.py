@@ -149,7 +149,7 @@ def test_a_run_whose_server_is_gone_ends_within_a_bound(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sessions.FAREWELL_S, "errored", 0.5)
-    monkeypatch.setattr("viva.recipes.loop.watched", partial(remote.watched, limit_s=0.0, every_s=0.1))
+    monkeypatch.setattr("viva.training.service.watched", partial(remote.watched, limit_s=0.0, every_s=0.1))
     gone: list[float] = []
     with ExitStack() as stack:
         served = stack.enter_context(serving_policy(model, state_dir=tmp_path / "states"))
