@@ -13,6 +13,11 @@ CRITIQUE = critique_protocol(3, comparisons=True)
 TURNS = round_robin_protocol(2)
 
 
+def test_one_policy_for_all_is_not_assigned():
+    with pytest.raises(ValueError, match="policies=shared is one policy"):
+        assign("shared", CRITIQUE, 3)
+
+
 def test_each_agent_has_a_policy_of_its_own_in_all_its_turns():
     roles = assign("per_agent", CRITIQUE, 3)
     assert roles.trained == ("agent_0", "agent_1", "agent_2")

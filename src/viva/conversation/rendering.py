@@ -29,9 +29,8 @@ from viva.conversation.guard import MARKER, GuardedTokenizer
 from viva.conversation.messages import did_you_mean
 
 CHAT_TEMPLATE = "chat_template"
-"""Its name as a renderer."""
-
-_UNHEARD = "zqx"
+"""The name of `ChatTemplateRenderer` among renderers."""
+_SENTINEL = "zqx"
 """A text that no template holds."""
 _FAMILIES = (
     (("<|im_start|>", "<|im_end|>"), "qwen3_instruct"),
@@ -373,12 +372,12 @@ class ChatTemplateRenderer(Renderer):
         self._guarded = tokenizer
         if not getattr(tokenizer.inner, "chat_template", None):
             raise ValueError("the tokenizer has no chat template; use another renderer_name")
-        user, reply = Message(role="user", content="x"), Message(role="assistant", content=_UNHEARD)
+        user, reply = Message(role="user", content="x"), Message(role="assistant", content=_SENTINEL)
         self._takes_system = self._keeps_system()
         self._stop = self._control_after(
             self._apply([user, reply], is_prompt=False), tokenizer.inner.eos_token_id
         )
-        self._control_after(self._apply([Message(role="user", content=_UNHEARD)], is_prompt=True), None)
+        self._control_after(self._apply([Message(role="user", content=_SENTINEL)], is_prompt=True), None)
 
     @property
     def has_extension_property(self) -> bool:
@@ -438,15 +437,15 @@ class ChatTemplateRenderer(Renderer):
 
     def _keeps_system(self) -> bool:
         self._takes_system = True
-        messages = [Message(role="system", content=_UNHEARD), Message(role="user", content="x")]
+        messages = [Message(role="system", content=_SENTINEL), Message(role="user", content="x")]
         try:
-            return _UNHEARD in self._apply(messages, is_prompt=True)
+            return _SENTINEL in self._apply(messages, is_prompt=True)
         except ValueError:
             return False
 
     def _control_after(self, text: str, default: int | None) -> int:
         """The first control token behind the probe."""
-        before, found, after = text.rpartition(_UNHEARD)
+        before, found, after = text.rpartition(_SENTINEL)
         if not found:
             raise ValueError(f"the chat template does not show a message; it gives {before or after!r}")
         tokens = self._guarded.encode(after, add_special_tokens=False)

@@ -20,8 +20,8 @@ from viva.conversation.protocol import Protocol, Segment
 Policies: TypeAlias = str | Mapping[str, str]
 """Declared policies: a word, or weights by the name of an agent or role."""
 
-SHARED, TRAINED, OTHERS = "shared", "trained", "others"
-_WORDS = ("per_agent", "per_role")
+TRAINED, OTHERS = "trained", "others"
+_WORDS = ("shared", "per_agent", "per_role")
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 
 
@@ -74,10 +74,11 @@ def assign(policies: Policies, protocol: Protocol, num_agents: int) -> Roles:
     if isinstance(policies, str):
         if policies not in _WORDS:
             raise ValueError(
-                f"policies must be {', '.join((SHARED, *_WORDS))} or pairs like "
-                f'{{"agent_0": "trained", "others": "initial"}}; got {policies!r}.'
-                f"{did_you_mean(policies, (SHARED, *_WORDS))}"
+                f"policies must be {', '.join(_WORDS)} or pairs like "
+                f'{{"agent_0": "trained", "others": "initial"}}; got {policies!r}.{did_you_mean(policies, _WORDS)}'
             )
+        if policies == "shared":
+            raise ValueError("policies=shared is one policy, which needs no assignment")
         names = agents if policies == "per_agent" else roles
         if len(names) < 2:
             raise ValueError(

@@ -248,10 +248,11 @@ def problem_calls(
             made = _of_conversation(strategy, trained)
         elif strategy.name == "feedback":
             made = _of_feedback(strategy, trained, question, prompts, text.lengths)
-        elif strategy.name in ("prompt_augmentation", "iid", "best_of"):
+        elif strategy.name == "prompt_augmentation":
             hinted = prompts.blocks([("system", strategy.hint), ("user", question)])
-            prompt = hinted if strategy.name == "prompt_augmentation" else bare
-            made = [Call(prompt=prompt, reply=trained.tokens, trained=trained)] * strategy.group_size
+            made = [Call(prompt=hinted, reply=trained.tokens, trained=trained)] * strategy.group_size
+        elif strategy.name in ("iid", "best_of"):
+            made = [Call(prompt=bare, reply=trained.tokens, trained=trained)] * strategy.group_size
         else:
             raise ValueError(
                 f"the cost of the strategy {strategy.name!r} is not known; known are {', '.join(STRATEGIES)}"

@@ -117,7 +117,7 @@ def _without_critiques(protocol: Protocol, written: set[str]) -> Protocol:
 
 
 def _without_exchange(protocol: Protocol, num_agents: int) -> Protocol:
-    """Whoever votes or criticises sees what it is about; all others see their own earlier turns that did not."""
+    """Rounds that vote or criticise stay; all others see the agent's own earlier turns that did neither."""
     about_others = _segments(protocol, num_agents, RankingReply, CritiqueReply)
     rounds: list[Round] = []
     earlier: set[str] = set()

@@ -123,9 +123,11 @@ class Query:
 
     def __post_init__(self) -> None:
         """Refuse words that mean nothing, by a `ValueError`."""
-        words = {"answers": _ANSWERS, "state": _STATES, "order": _ORDERS}
-        for name, allowed in words.items():
-            value: str = getattr(self, name)
+        for name, value, allowed in (
+            ("answers", self.answers, _ANSWERS),
+            ("state", self.state, _STATES),
+            ("order", self.order, _ORDERS),
+        ):
             if value not in allowed and not (value == "" and name != "order"):
                 raise ValueError(f"{name} must be one of {', '.join(allowed)}; got {value[:60]!r}")
 

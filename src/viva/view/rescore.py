@@ -109,7 +109,7 @@ class Rescoring:
     rewards: defaultdict[str, list[_Scored]] = field(
         default_factory=lambda: defaultdict[str, list[_Scored]](list)
     )
-    """What every conversation paid and would have paid, by stream."""
+    """Old rewards, new rewards and truth of every conversation, by stream."""
 
     @property
     def streams(self) -> tuple[StreamChange, ...]:

@@ -70,7 +70,7 @@ class OpenJudge:
     usage: EndpointUsage | None
     """Usage of an endpoint up to now."""
     engine: EngineConfig
-    """The engine that samples; an endpoint is none and is not watched."""
+    """The engine that it samples on; that of this process for an endpoint, which has none."""
 
 
 def plan_judges(options: EvalOptions, *, base: Target, current: Target) -> tuple[JudgePlan, ...]:
