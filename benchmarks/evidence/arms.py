@@ -28,6 +28,9 @@ with ``r_sol``, came when two seeds of ``r_sol`` had ended above voting. ``r_sol
 differs from voting in nothing else but them, came then; the contrasts of ``answer_...`` when three seeds of ``sums``
 had been seen. ``majority_few`` and its contrasts came when ``peers_steps``, which makes groups as small, had ended
 above voting; ``proposals_steps`` and its contrasts when two seeds of both had been seen.
+``r_meta`` and ``r_diag``, and the contrasts of ``r_sol`` with them and ``comas``, ``maca``, ``log_probability`` and
+``peer_prediction``, were named before any of these had been run on a small bed; on the beds of a model that others
+trained the last two had five seeds by then.
 """
 
 from collections.abc import Mapping
@@ -188,6 +191,8 @@ ARMS: Mapping[str, Arm] = {
     ),
     "shuffled": _samples("true answers, shuffled in their group: the floor", reward="shuffled"),
     "r_sol": _critique("critique self-play, r_sol alone", **_R_SOL),
+    "r_meta": _critique("critique self-play, r_meta alone", reward="r_meta"),
+    "r_diag": _critique("critique self-play, r_diag alone", reward="r_diag"),
     "critique": _critique(
         "critique self-play, all three streams (`robust`)", reward_weights=STREAMS, **_NO_FLOOR
     ),
@@ -350,6 +355,12 @@ CONTRASTS = (
     ("r_sol_steps", "majority"),
     ("r_sol_steps", "r_sol"),
     ("r_sol", "serl"),
+    ("r_sol", "comas"),
+    ("r_sol", "maca"),
+    ("r_sol", "log_probability"),
+    ("r_sol", "peer_prediction"),
+    ("r_sol", "r_meta"),
+    ("r_sol", "r_diag"),
     ("r_sol", "critique"),
     ("r_sol", "judged"),
     ("r_sol", "no_exchange"),
