@@ -13,10 +13,14 @@ import resource
 import sys
 import time
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from viva.recipes.common import resolve_model
 from viva.recipes.demo import model_path
 from viva.threads import prepare_threads
+
+if TYPE_CHECKING:
+    import tinker
 
 WORDS = [
     "the",
@@ -62,6 +66,30 @@ def rows(model: str, *, prompts: int = 8, samples: int = 32, words: int = 300, b
         told(f"batch {batch}", wall, processor)
 
 
+def training_data(
+    highest: int, *, prompts: int, samples: int, prompt_tokens: int = 60, reply_tokens: int = 40
+) -> "list[tinker.Datum]":
+    """Groups of samples of random tokens below `highest`, all with advantage 1."""
+    import tinker
+
+    rng, data = random.Random(0), []
+    for _ in range(prompts):
+        prompt = [rng.randrange(5, highest) for _ in range(prompt_tokens)]
+        for _ in range(samples):
+            text = prompt + [rng.randrange(5, highest) for _ in range(reply_tokens)]
+            size = len(text) - 1
+            advantages = [0.0] * (prompt_tokens - 1) + [1.0] * reply_tokens
+            given = {
+                name: tinker.TensorData(data=values, dtype="float32", shape=[size])
+                for name, values in {"logprobs": [-9.0] * size, "advantages": advantages}.items()
+            }
+            given["target_tokens"] = tinker.TensorData(data=text[1:], dtype="int64", shape=[size])
+            data.append(
+                tinker.Datum(model_input=tinker.ModelInput.from_ints(text[:-1]), loss_fn_inputs=given)
+            )
+    return data
+
+
 def update(
     model: str, *, prompts: int = 10, samples: int = 8, steps: int = 2, training_tokens: int = 4096
 ) -> None:
@@ -72,22 +100,8 @@ def update(
 
     limits = replace(EngineLimits(), training_tokens=training_tokens)
     trainer = LocalServiceClient(limits=limits).create_lora_training_client(base_model=model, rank=32)
-    rng, highest = random.Random(0), min(20_000, len(trainer.get_tokenizer()))
-    data = []
-    for _ in range(prompts):
-        prompt = [rng.randrange(5, highest) for _ in range(60)]
-        for _ in range(samples):
-            text = prompt + [rng.randrange(5, highest) for _ in range(40)]
-            size = len(text) - 1
-            inputs = {"logprobs": [-9.0] * size, "advantages": [0.0] * 59 + [1.0] * 40}
-            given = {
-                name: tinker.TensorData(data=values, dtype="float32", shape=[size])
-                for name, values in inputs.items()
-            }
-            given["target_tokens"] = tinker.TensorData(data=text[1:], dtype="int64", shape=[size])
-            data.append(
-                tinker.Datum(model_input=tinker.ModelInput.from_ints(text[:-1]), loss_fn_inputs=given)
-            )
+    highest = min(20_000, len(trainer.get_tokenizer()))
+    data = training_data(highest, prompts=prompts, samples=samples)
     for step in range(steps):
         wall, processor = time.perf_counter(), time.process_time()
         trainer.forward_backward(data, "importance_sampling").result()
