@@ -2,12 +2,16 @@
 
     python benchmarks/memory.py rows [prompts=8] [samples=32] [words=300] [batches=2]
     python benchmarks/memory.py update [prompts=10] [samples=8] [steps=2] [training_tokens=4096] [model_name=tiny]
+    python benchmarks/memory.py conversations [conversations=1000] [agents=3] [rounds=2] [tokens=24]
 
 `rows`: prompts of random words, some tokens longer than `words`, with samples of 48 tokens at temperature 0.8.
-`update`: steps of `importance_sampling` on prompts of 60 random tokens with samples of 40, LoRA rank 32. A command
-measures the code that comes first on the path, so PYTHONPATH compares commits; give both the same OMP_NUM_THREADS.
+`update`: steps of `importance_sampling` on prompts of 60 random tokens with samples of 40, LoRA rank 32.
+`conversations`: a debate on each of so many one-line questions, all of them begun at once, without judge and update.
+A command measures the code that comes first on the path, so PYTHONPATH compares commits; give both the same
+OMP_NUM_THREADS.
 """
 
+import asyncio
 import random
 import resource
 import sys
@@ -109,10 +113,49 @@ def update(
         told(f"step {step}", wall, processor)
 
 
+def conversations(
+    model: str, *, conversations: int = 1000, agents: int = 3, rounds: int = 2, tokens: int = 24
+) -> None:
+    """Play debates, all at once."""
+    from viva import Protocol, Round
+    from viva.conversation.rendering import load_renderer
+    from viva.engine import LocalServiceClient
+    from viva.rewards import find_reward
+    from viva.selfplay.group import MultiAgentConversationEnvGroupBuilder
+    from viva.training.rollouts import run_groups
+    from viva.training.sampling import Policy, Sampling
+
+    sampler = LocalServiceClient().create_sampling_client(base_model=model)
+    renderer = load_renderer(sampler.get_tokenizer(), model_name=model)
+    names = [f"argue_{number}" for number in range(rounds)]
+    debate = Protocol(
+        rounds=[Round(name, "Argue for your answer.", names[:number]) for number, name in enumerate(names)],
+        reward=lambda conversation: {agent: float(agent) for agent in range(agents)},
+        on_failure="continue",
+    )
+    rng = random.Random(0)
+    builders = [
+        MultiAgentConversationEnvGroupBuilder(
+            question=f"What is {rng.randrange(1000)} + {rng.randrange(1000)}?",
+            renderer=renderer,
+            protocol=debate,
+            reward=find_reward(debate.reward),
+            num_agents=agents,
+            seed=number,
+        )
+        for number in range(conversations)
+    ]
+    told("before", time.perf_counter(), time.process_time())
+    wall, processor = time.perf_counter(), time.process_time()
+    policy = Policy(sampler=sampler, sampling=Sampling(seed=0, max_tokens=tokens, temperature=0.8))
+    outcomes = asyncio.run(run_groups(builders, policy, max_retries=0))
+    told(f"{sum(each.group is not None for each in outcomes)} conversations", wall, processor)
+
+
 def main(argv: list[str]) -> None:
     """Measure what is asked for."""
     prepare_threads()  # before torch is imported
-    measures = {"rows": rows, "update": update}
+    measures = {"rows": rows, "update": update, "conversations": conversations}
     if not argv or argv[0] not in measures:
         sys.exit(f"name one of {', '.join(measures)}")
     given = dict(each.split("=", 1) for each in argv[1:])
