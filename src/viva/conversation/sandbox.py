@@ -79,7 +79,7 @@ _idle: dict[Job, list["subprocess.Popen[str]"]] = {}
 _lock = threading.Lock()
 
 
-def run(job: Job, arguments: Mapping[str, Any]) -> tuple[str, str | None]:
+def run(job: Job, arguments: Mapping[str, object]) -> tuple[str, str | None]:
     """Call a function in a child that is idle, or in a new one; may be called by several threads at once.
 
     Returns:
@@ -188,7 +188,7 @@ def _serve() -> None:
         said = json.dumps(_called(job, pickle.loads(base64.b64decode(line))))
 
 
-def _called(job: Job, arguments: dict[str, Any]) -> tuple[str, str | None]:
+def _called(job: Job, arguments: dict[str, object]) -> tuple[str, str | None]:
     """Fork, wait no longer than allowed, and end whatever is left."""
     read, write = os.pipe()
     process = os.fork()
@@ -225,7 +225,7 @@ def _read(source: int, deadline: float, most: int) -> tuple[bytes, bool]:
     return found, False
 
 
-def _work(job: Job, arguments: dict[str, Any], write: int) -> NoReturn:
+def _work(job: Job, arguments: dict[str, object], write: int) -> NoReturn:
     """Call the function in this process, which ends with it."""
     with contextlib.suppress(OSError):
         os.setpgid(0, 0)

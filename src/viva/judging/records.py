@@ -144,7 +144,7 @@ class ConversationRecord(_Record):
     """By informant and target, where a scorer was asked: see `viva.judging.scorer.Scorer.gains`."""
     judge_answer: str | None = None
     """The judge's own answer, where it was asked for one."""
-    rules: dict[str, Any] = {}
+    rules: dict[str, object] = {}
     """Rules that made rewards of votes, where there is more than one way."""
     scores: ScoresRecord = ScoresRecord()
     streams: dict[int, dict[str, float | None]] = {}
@@ -205,7 +205,7 @@ class ConversationRecord(_Record):
         """Print the conversation."""
         sys.stdout.write(f"{self}\n")
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         """The record's fields by name: a reward adds to them before it is a record again."""
         return {name: getattr(self, name) for name in self.model_fields_set}
 
@@ -246,7 +246,7 @@ class Transcript(_Record):
     """``None`` if the environment keeps no record of its conversations."""
 
     @classmethod
-    def parse(cls, where: str, row: dict[str, Any]) -> Self:
+    def parse(cls, where: str, row: dict[str, object]) -> Self:
         """The transcript in a line that was read as JSON; a ValueError with the place ``where`` if it is none."""
         try:
             return cls.model_validate(row)

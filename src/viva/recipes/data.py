@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from viva.conversation.messages import listed
 from viva.judging.reasoning_gym import (
@@ -208,7 +208,7 @@ def _parse_line(line: bytes, place: str) -> PromptItem:
         raise ValueError(f"{place}: not valid JSON ({error}); write one object per line") from error
     if not isinstance(value, dict):
         raise ValueError(f'{place}: expected an object like {{"query": "..."}}; got {type(value).__name__}')
-    record = cast(dict[str, Any], value)
+    record = cast(dict[str, object], value)
     key = next((key for key in _KEYS if key in record), None)
     if key is None:
         raise ValueError(f"{place}: needs one of the keys {', '.join(_KEYS)}; got {listed(record)}")
@@ -271,10 +271,10 @@ def _generated_test(options: DataOptions, source: str, trained: Iterable[str]) -
     return items
 
 
-def generated_record(options: DataOptions) -> dict[str, Any]:
+def generated_record(options: DataOptions) -> dict[str, object]:
     """Entries of ``config.json`` about generated prompts: the package's version, and sources with all options."""
     train, test = options.train_prompts_path, held_out_source(options)
-    record: dict[str, Any] = {}
+    record: dict[str, object] = {}
     if train is not None and is_generated(train):
         record["train"] = find_family(train).name
     if test is not None and is_generated(test):

@@ -82,7 +82,7 @@ def plan_run(
     *,
     recipe: str,
     summary: str,
-    record: Mapping[str, Any] | None = None,
+    record: Mapping[str, object] | None = None,
     unit: BatchUnit | None = None,
     items: tuple[Sequence[PromptItem], list[PromptItem]] | None = None,
 ) -> Plan:

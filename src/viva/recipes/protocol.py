@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import chz
 
@@ -166,7 +166,7 @@ class ConversationConfig(AskedConfig):
         reward.check(protocol, self.num_agents)
         return Game(protocol=protocol, reward=reward, num_agents=self.num_agents)
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> dict[str, object]:
         """Entries of ``config.json`` beside the options."""
         code = user_code(self.reward)
         return {"user_code": code} if code else {}
@@ -312,7 +312,7 @@ class Config(ConversationConfig):
             protocol = replace(protocol, on_failure=self.on_failure)
         return protocol
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> dict[str, object]:
         """Entries of ``config.json`` beside the options."""
         name = self.paid_by().name
         return {"reward_name": name, "user_code": user_code(self.protocol, self.reward)}

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 import chz
 
@@ -124,7 +124,7 @@ def is_address(name: str) -> bool:
     return name.startswith(("https://", "http://"))
 
 
-def _body(text: str | None) -> Mapping[str, Any]:
+def _body(text: str | None) -> Mapping[str, object]:
     if text is None:
         return {}
     try:
@@ -133,7 +133,7 @@ def _body(text: str | None) -> Mapping[str, Any]:
         found = None
     if not isinstance(found, dict):
         raise ValueError(f'judge_body must be a JSON object, like {{"temperature": null}}; got {text!r}')
-    return cast("dict[str, Any]", found)
+    return cast("dict[str, object]", found)
 
 
 _JUDGE = (

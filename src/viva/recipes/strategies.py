@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from inspect import isbuiltin, signature
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 import tinker
 from tinker_cookbook.renderers.base import Message, Renderer
@@ -252,7 +252,7 @@ class _AskedProblem(ProblemGroupBuilder):
     scorer: Scorer | None = None
     system_prompt: str | None = None
     seed: int = 0
-    kept: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    kept: list[dict[str, object]] = field(default_factory=list[dict[str, object]])
     """The last group's record, once its rewards were asked for."""
 
     async def compute_group_rewards(
@@ -270,7 +270,7 @@ class _AskedProblem(ProblemGroupBuilder):
         self.kept[:] = [_record(env_group, rewards) | reward.told(group)]
         return [(reward, figures) for reward in rewards]
 
-    def record(self) -> dict[str, Any] | None:
+    def record(self) -> dict[str, object] | None:
         """The problem and its replies, with the keys of a conversation of one round."""
         return self.kept[0] if self.kept else None
 
@@ -290,7 +290,7 @@ def _solutions(trajectories_G: Sequence[Trajectory], env_group: Sequence[Env], s
     )
 
 
-def _record(env_group: Sequence[Env], rewards: Sequence[float] | None = None) -> dict[str, Any]:
+def _record(env_group: Sequence[Env], rewards: Sequence[float] | None = None) -> dict[str, object]:
     asked = [env for env in env_group if isinstance(env, EfficientEnv)]
     replies = {seat: env.replied for seat, env in enumerate(asked) if env.replied is not None}
     question, answer = asked[0].question, asked[0].reward.answer

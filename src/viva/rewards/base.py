@@ -5,7 +5,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias, cast
+from typing import TypeAlias, cast
 
 from tinker_cookbook.renderers.base import Renderer
 from tinker_cookbook.rl.types import Metrics, Trajectory
@@ -49,7 +49,7 @@ class Played:
     grader: Grader | None
     """For metrics about the truth."""
     seed: int
-    record: dict[str, Any]
+    record: dict[str, object]
     """Fields of the transcript; rewards add what they find out, also before they raise."""
 
     @property
@@ -130,7 +130,7 @@ class Reward(ABC):
         """Refuse a protocol by how scripted agents play it, with a `ValueError` that says what to change."""
         del conversation
 
-    def new_record(self, protocol: Protocol, judge: Judge | None) -> dict[str, Any]:
+    def new_record(self, protocol: Protocol, judge: Judge | None) -> dict[str, object]:
         """Fields of the transcript that are there even if nothing can be scored."""
         return {} if judge is None else {"judge": judge.described()}
 

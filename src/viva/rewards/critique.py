@@ -16,7 +16,6 @@ import random
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
 
 from tinker_cookbook.renderers.base import Renderer
 from tinker_cookbook.rl.types import Metrics
@@ -126,7 +125,7 @@ class PeerReview(Reward):
         """Whether the agents compare revised with first solutions, in a last round."""
         return self.rules.fit == "joint" and self.compared_by is None
 
-    def new_record(self, protocol: Protocol, judge: Judge | None) -> dict[str, Any]:
+    def new_record(self, protocol: Protocol, judge: Judge | None) -> dict[str, object]:
         """The judge and the rules, and what is not known yet."""
         return {
             "judge": None if judge is None else judge.described(),
@@ -202,7 +201,7 @@ class PeerReview(Reward):
         return dict(zip(changed, tournaments, strict=True))
 
 
-def judged_record(judged: Judged) -> list[dict[str, Any]]:
+def judged_record(judged: Judged) -> list[dict[str, object]]:
     """The judge's comparisons for the transcript."""
     return [
         {"agent_id": agent_id, **asdict(comparison)}

@@ -11,7 +11,6 @@ was cut or gives no answer earns 0, as all do where the judge's own is cut or gi
 """
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 from tinker_cookbook.renderers.base import Message
 from tinker_cookbook.rl.types import Metrics
@@ -48,7 +47,7 @@ class JudgeAnswer(SolutionReward):
         """Always."""
         return True
 
-    def new_record(self, protocol: Protocol, judge: Judge | None) -> dict[str, Any]:
+    def new_record(self, protocol: Protocol, judge: Judge | None) -> dict[str, object]:
         """Nothing: the judge is asked what the agents are asked."""
         return {}
 
@@ -59,7 +58,7 @@ class JudgeAnswer(SolutionReward):
         messages = [*system_messages(models.system_prompt), Message(role="user", content=question)]
         return replace(group, judge_answer=await models.judge.answer(messages, group.seed))
 
-    def told(self, group: Solutions) -> dict[str, Any]:
+    def told(self, group: Solutions) -> dict[str, object]:
         """The judge's reply."""
         return {"judge_answer": group.judge_answer}
 

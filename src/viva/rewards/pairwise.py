@@ -62,7 +62,7 @@ class Tournament(Reward):
         """Refuse a conversation in which an agent gives no final solution."""
         check_solutions(conversation, "a tournament compares")
 
-    def new_record(self, protocol: Protocol, judge: Judge | None) -> dict[str, Any]:
+    def new_record(self, protocol: Protocol, judge: Judge | None) -> dict[str, object]:
         """The judge, and who replies when."""
         return {"order": protocol.rounds[0].order, **super().new_record(protocol, judge)}
 

@@ -12,7 +12,7 @@ in a conversation, whoever repeats a neighbour is predicted by it. Replies that 
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
 from viva.judging.scorer import ScorerOptions
 from viva.rewards.solutions import Models, SolutionReward, Solutions
@@ -40,7 +40,7 @@ class PeerPrediction(SolutionReward):
             raise ValueError(f"the reward {self.name!r} needs a scorer; got none")
         return replace(group, gains=await models.scorer.gains(question, group.by_id()))
 
-    def told(self, group: Solutions) -> dict[str, Any]:
+    def told(self, group: Solutions) -> dict[str, object]:
         """The gains, by informant and target."""
         return {"gains": group.gains}
 

@@ -20,7 +20,7 @@ its votes (-1 without a readable vote), critique nothing.
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tinker_cookbook.rl.types import Metrics
 
@@ -149,7 +149,7 @@ class Serl(SolutionReward):
         comparisons = await models.judge.tournament(question, group.by_id(), both, group.seed)
         return replace(group, comparisons=tuple(comparisons))
 
-    def told(self, group: Solutions) -> dict[str, Any]:
+    def told(self, group: Solutions) -> dict[str, object]:
         """The comparisons."""
         return {"comparisons": [asdict(comparison) for comparison in group.comparisons or ()]}
 

@@ -10,7 +10,6 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from tinker_cookbook.rl.types import Metrics
 
@@ -98,7 +97,7 @@ class Shuffled(SolutionReward):
         """As of the reward that is permuted."""
         self.of.check_played(conversation)
 
-    def new_record(self, protocol: Protocol, judge: Judge | None) -> dict[str, Any]:
+    def new_record(self, protocol: Protocol, judge: Judge | None) -> dict[str, object]:
         """As of the reward that is permuted."""
         return self.of.new_record(protocol, judge)
 
@@ -108,7 +107,7 @@ class Shuffled(SolutionReward):
             return group
         return await self.of.ask(group, question, models)
 
-    def told(self, group: Solutions) -> dict[str, Any]:
+    def told(self, group: Solutions) -> dict[str, object]:
         """As of the reward that is permuted."""
         return self.of.told(group) if isinstance(self.of, SolutionReward) else {}
 

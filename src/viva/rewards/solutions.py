@@ -6,7 +6,7 @@ Legend: ``_G`` solutions of one problem, ``_T`` sampled tokens of the reply that
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tinker_cookbook.rl.types import Metrics
 
@@ -91,7 +91,7 @@ class SolutionReward(Reward):
         """
         return group
 
-    def told(self, group: Solutions) -> dict[str, Any]:
+    def told(self, group: Solutions) -> dict[str, object]:
         """Fields of the transcript about what was asked; by default none."""
         return {}
 

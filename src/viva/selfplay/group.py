@@ -6,7 +6,7 @@ A group is one conversation: one environment for every agent and lane, all on on
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import permutations
-from typing import Any, TypeAlias, get_args
+from typing import TypeAlias, get_args
 
 import tinker
 from tinker_cookbook.completers import StopCondition
@@ -281,7 +281,7 @@ class MultiAgentConversationEnvGroupBuilder(EnvGroupBuilder):
         default_factory=dict[tuple[int, int], list[Dealt]], init=False, repr=False
     )
     """Critiques that others than their targets were shown, by round and reader."""
-    _record: dict[str, Any] | None = field(default=None, init=False, repr=False)
+    _record: dict[str, object] | None = field(default=None, init=False, repr=False)
     _credit: GroupCredit | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -383,7 +383,7 @@ class MultiAgentConversationEnvGroupBuilder(EnvGroupBuilder):
         """Tags for the metrics of this kind of group."""
         return list(self.tags or (self.protocol.name,))
 
-    def record(self) -> dict[str, Any] | None:
+    def record(self) -> dict[str, object] | None:
         """Record of the last conversation whose rewards were asked for, ready for JSON.
 
         The fields of `ConversationRecord` and what the reward adds. Of a void conversation, what there was of
@@ -406,7 +406,7 @@ class MultiAgentConversationEnvGroupBuilder(EnvGroupBuilder):
         self._shown[view.round_index, view.agent_id] = own
         return as_read(turns, dealt)
 
-    def _control(self) -> dict[str, Any]:
+    def _control(self) -> dict[str, object]:
         """The control's part of the record; nothing without one."""
         if self.protocol.control is None:
             return {}

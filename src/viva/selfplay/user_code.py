@@ -14,7 +14,7 @@ from viva.judging.answers import CHECKS, AnswerCheck, answer_key
 from viva.judging.reasoning_gym import plain_answer
 
 _HERE = "python"
-_remembered: dict[str, Any] = {}
+_remembered: dict[str, object] = {}
 """Objects that this process has handed over itself, by name."""
 
 

@@ -67,7 +67,7 @@ class Answer:
         self._offsets: dict[int, int] = {}
         """Characters of the tokens in earlier chunks, by choice."""
         prefix = "chatcmpl" if self._is_chat else "cmpl"
-        self._head = {
+        self._head: JsonObject = {
             "id": f"{prefix}-{uuid.uuid4().hex}",
             "created": int(time.time()),
             "model": body.model,
@@ -93,7 +93,7 @@ class Answer:
         fields = self._choice(piece.choice, [piece], offset or 0)
         if self._is_chat:
             message = fields.pop("message")
-            fields["delta"] = message if offset is None else {"content": message["content"]}
+            fields["delta"] = message if offset is None else {"content": piece.text}
         self._offsets[piece.choice] = (offset or 0) + len(piece.token.text)
         return self._chunk([fields])
 

@@ -1,7 +1,7 @@
 """Bodies of requests as OpenAI's interface names their fields, and what is wrong with one that is not understood."""
 
 import json
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -159,7 +159,7 @@ _NAMES = frozenset(
 )
 """Names of all fields; the library's places also hold the kinds that it tried."""
 
-JsonObject = dict[str, Any]
+JsonObject = dict[str, object]
 """A JSON object, of a request or of an answer."""
 
 BodyT = TypeVar("BodyT", bound=_SamplingBody)
@@ -203,8 +203,10 @@ def parse_body(body_class: type[BodyT], raw: bytes) -> BodyT:
                 code="unsupported_parameter",
             )
         del given[name]
-    if isinstance(given.get("messages"), list):  # clients send their own answers back with empty fields
-        given["messages"] = [_without_nulls(message) for message in given["messages"]]
+    if isinstance(
+        messages := given.get("messages"), list
+    ):  # clients send their own answers back with empty fields
+        given["messages"] = [_without_nulls(message) for message in cast(list[object], messages)]
     try:
         body = body_class.model_validate(given)
     except ValidationError as error:

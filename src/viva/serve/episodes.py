@@ -141,10 +141,16 @@ class EpisodeServer:
     async def _reward(self, request: Request) -> Response:
         episode = self._episode(request)
         given = read_json(await read_body(request, _BODY_BYTES))
-        is_number = set(given) == {"reward"} and type(given["reward"]) in (int, float)
-        if not is_number or not math.isfinite(given["reward"]):
+        reward = given.pop("reward", None)
+        # true and false are whole numbers to Python
+        if (
+            given
+            or not isinstance(reward, (int, float))
+            or isinstance(reward, bool)
+            or not math.isfinite(reward)
+        ):
             raise RequestError('the body must be {"reward": NUMBER} with a finite number')
-        episode.reward = float(given["reward"])
+        episode.reward = float(reward)
         return json_answer({"reward": episode.reward})
 
     def _episode(self, request: Request) -> Episode:

@@ -99,7 +99,7 @@ class TinkerEngine:
         """
         request = LoadWeightsRequest.model_validate(body)
         path = str(self.weights.folder(request.path))
-        value = {"type": "load_weights", "path": request.path}
+        value: JsonObject = {"type": "load_weights", "path": request.path}
         if request.session_id is None:
 
             async def load(client: LocalTrainingClient) -> Result:
@@ -125,8 +125,8 @@ class TinkerEngine:
     def get_info(self, body: JsonObject) -> JsonObject:
         """A model's facts, as the SDK's ``GetInfoResponse``."""
         model_id = str(body.get("model_id"))
-        info = self._model_of(model_id).client.get_info()
-        return info.model_dump(mode="json") | {"model_id": model_id}
+        info: JsonObject = self._model_of(model_id).client.get_info().model_dump(mode="json")
+        return info | {"model_id": model_id}
 
     def forward_backward(self, request: Gradients) -> JsonObject:
         """Compute losses and, unless the request is for them alone, add up gradients."""

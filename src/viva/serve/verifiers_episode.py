@@ -56,7 +56,7 @@ def _harness() -> ModuleType:
     return made
 
 
-async def reward_of(taskset: str, options: dict[str, Any], number: int) -> float:
+async def reward_of(taskset: str, options: dict[str, object], number: int) -> float:
     """Play one task of a taskset of verifiers 0.4.
 
     Returns:
@@ -68,7 +68,7 @@ async def reward_of(taskset: str, options: dict[str, Any], number: int) -> float
     vf: Any = import_module("verifiers.v1")
     loaders: Any = import_module("verifiers.v1.utils.loaders")
     roles_of: Any = import_module("verifiers.v1.configs.agent").agent_config_fields
-    fields: dict[str, Any] = {"taskset": {"id": taskset, **options}}
+    fields: dict[str, object] = {"taskset": {"id": taskset, **options}}
     role = {"harness": {"id": _HARNESS}, "runtime": {"type": "subprocess"}}
     fields |= dict.fromkeys(roles_of(loaders.resolve_env_config(fields)), role)
     env = loaders.load_environment(loaders.resolve_env_config(fields))
@@ -92,7 +92,7 @@ def _task(tasks: Any, number: int) -> Any:
     return known[number % len(known)]
 
 
-async def loaded_reward_of(name: str, options: dict[str, Any], number: int) -> float:
+async def loaded_reward_of(name: str, options: dict[str, object], number: int) -> float:
     """Play one task of an environment as verifiers had them before 0.4.
 
     Raises:

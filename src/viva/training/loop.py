@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Protocol, TypeAlias, runtime_checkable
 
 from tinker_cookbook.rl.types import RLDataset
 
@@ -138,7 +138,7 @@ class Training:
     interrupts: Interrupts = field(default_factory=Interrupts)
 
 
-_Rows: TypeAlias = dict[str, list[dict[str, Any]]]
+_Rows: TypeAlias = dict[str, list[dict[str, object]]]
 """Lines of a step for the run's files: ``transcripts``, ``samples`` and ``tokens``."""
 
 

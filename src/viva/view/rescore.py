@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import chz
 import numpy as np
@@ -230,7 +230,7 @@ def _changed(stored: ReviewRules, options: RescoreOptions) -> ReviewRules:
     chosen = stored
     if options.preset is not None:
         chosen = replace(review_rules(options.preset), prior_precision=stored.prior_precision)
-    changes: dict[str, Any] = {
+    changes: dict[str, object] = {
         name: value
         for name, value in chz.asdict(options).items()
         if value is not None and name not in ("preset", "reward", "reward_weights")
