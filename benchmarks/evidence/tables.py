@@ -39,12 +39,15 @@ RESULTS = {
     "log_probability": "own log-probability",
     "peer_prediction": "peer prediction",
     "judged": "plain samples, judged in pairs by the policy",
+    "serl": "the same, a win over a solution of other length counts nothing (SERL)",
     "preference": "conversation preference RL",
     "r_sol": "critique self-play (r_sol alone, the default)",
     "no_exchange": "the same, nobody reads critiques",
     "critique": "critique self-play, three streams",
     "apart": "the same, solver and critic trained apart",
-    "swap": "its final solutions, swapped into the bare question",
+    "comas": "CoMAS: critique self-play, solver against critic",
+    "maca": "MACA: critique self-play, paid by the majority",
+    "swap": "critique self-play's final solutions, swapped into the bare question",
     "shuffled": "true answers, shuffled: the floor",
 }
 """Rows of the README's table, by arm."""
