@@ -110,6 +110,8 @@ class Arm:
     """Another arm, whose learning rate this one has."""
     prolongs: str | None = None
     """Another arm, whose learning rate this one has, and `TIMES_LONGER` as many steps. Its curve is kept."""
+    in_fours: bool = False
+    """Whether a step of plain samples is 24 in groups of 4 on a model that others trained, instead of 64 in eights."""
 
 
 def _samples(
@@ -118,6 +120,7 @@ def _samples(
     prolongs: str | None = None,
     steps_of: str | None = None,
     learning_rate: float | None = None,
+    in_fours: bool = False,
     **options: object,
 ) -> Arm:
     return Arm(
@@ -127,6 +130,7 @@ def _samples(
         prolongs=prolongs,
         steps_of=steps_of,
         learning_rate=learning_rate,
+        in_fours=in_fours,
     )
 
 
@@ -157,8 +161,8 @@ def _preference(text: str, **options: object) -> Arm:
     return Arm(recipe="conversation_preference_rl", options=PREFERENCE | options, text=text)
 
 
-def _judged(text: str, judge: str, *, prolongs: str | None = None) -> Arm:
-    return _samples(text, prolongs=prolongs, reward=f"{_REWARDS}:{judge}")
+def _judged(text: str, judge: str, *, prolongs: str | None = None, in_fours: bool = False) -> Arm:
+    return _samples(text, prolongs=prolongs, in_fours=in_fours, reward=f"{_REWARDS}:{judge}")
 
 
 ARMS: Mapping[str, Arm] = {
@@ -188,6 +192,7 @@ ARMS: Mapping[str, Arm] = {
         "majority vote of 24 samples a step in groups of 4 (a model that others trained), as many steps as voting",
         reward="majority",
         steps_of="majority",
+        in_fours=True,
     ),
     "shuffled": _samples("true answers, shuffled in their group: the floor", reward="shuffled"),
     "r_sol": _critique("critique self-play, r_sol alone", **_R_SOL),
@@ -258,7 +263,9 @@ ARMS: Mapping[str, Arm] = {
         )
         for judge, (whose, options) in LABELS.items()
     },
-    "serl": _samples("plain samples, compared by the policy as judge (SERL): no conversation", reward="serl"),
+    "serl": _samples(
+        "plain samples, compared by the policy as judge (SERL): no conversation", reward="serl", in_fours=True
+    ),
     "preference": _preference("conversation preference RL"),
     "preference_alone": _preference(
         "the same without the conversation: nobody sees others' turns", control="no_exchange"
@@ -268,7 +275,9 @@ ARMS: Mapping[str, Arm] = {
         policies={"agent_0": "trained", "others": "league:5"},
     ),
     "judged": _judged(
-        "plain samples, compared by the policy as judge: SERL without its control of length", "CURRENT"
+        "plain samples, compared by the policy as judge: SERL without its control of length",
+        "CURRENT",
+        in_fours=True,
     ),
     "judged_rare": _judged("the same, a tie earns nothing, so that rare answers are paid for it", "RARE"),
     "judged_initial": _judged("the same, the judge is the policy at the start", "INITIAL"),
@@ -299,7 +308,7 @@ ARMS: Mapping[str, Arm] = {
     "paper": _critique("critique self-play, the paper's formulas", preset="paper"),
     "log_probability": _samples("the policy's own log-probability", reward="log_probability"),
     "peer_prediction": _samples(
-        "peer prediction, scored by the policy at the start", reward="peer_prediction"
+        "peer prediction, scored by the policy at the start", reward="peer_prediction", in_fours=True
     ),
     "comas": _critique("CoMAS: solver against critic", reward="comas"),
     "maca": _critique("MACA: the majority's traces against the others", reward="maca"),

@@ -242,7 +242,7 @@ class RealBed(Bed):
             return replace(given, options=options)
         if given.recipe == "critique_self_play":
             options |= yaml.safe_load(CRITIQUE_TEXTS.read_text(encoding="utf-8")) | _CRITIQUE_SIZES
-        elif name in ("peer_prediction", "judged", "majority_few"):
+        elif given.in_fours:
             options |= _FOUR_TO_A_PROBLEM
         else:
             options |= _EIGHT_TO_A_PROBLEM | ({"hint": _HINTS[self.source]} if name == "hint" else {})
