@@ -5,8 +5,8 @@
 SmolLM2-135M-Instruct (``make models``) unless `model_name` says otherwise, LoRA rank 32, float32. A step is `samples`
 of `tokens` tokens for each of `prompts` prompts of `words` random words, and an update (`importance_sampling`) of as
 many sequences. First one process does both in turns with all threads; then two do one each, at the same time, with
-half of the threads, as rollouts that run one update ahead would. What is printed: seconds of a step in both ways, of
-the two halves, and the memory of each process (its own peak, and the weights that both hold).
+half of the threads, as rollouts that run one update ahead would. What is printed: seconds of a step in both ways and of
+the two halves, and the peak of memory of each process.
 """
 
 import multiprocessing
@@ -91,9 +91,8 @@ def _process(pipe: Connection, kinds: list[str], model: str, sizes: Sizes) -> No
 
 def measured(groups: list[list[str]], threads: int, model: str, sizes: Sizes) -> list[dict[str, float]]:
     """Run a process for each group of kinds, all at once, and return what each step took of them together."""
-    os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(
-        threads
-    )  # of the children, started afresh
+    # the children read them, as they are started afresh
+    os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
     context = multiprocessing.get_context("spawn")
     started = []
     for kinds in groups:
