@@ -203,9 +203,8 @@ def parse_body(body_class: type[BodyT], raw: bytes) -> BodyT:
                 code="unsupported_parameter",
             )
         del given[name]
-    if isinstance(
-        messages := given.get("messages"), list
-    ):  # clients send their own answers back with empty fields
+    # clients send their own answers back with empty fields
+    if isinstance(messages := given.get("messages"), list):
         given["messages"] = [_without_nulls(message) for message in cast(list[object], messages)]
     try:
         body = body_class.model_validate(given)

@@ -142,13 +142,8 @@ class EpisodeServer:
         episode = self._episode(request)
         given = read_json(await read_body(request, _BODY_BYTES))
         reward = given.pop("reward", None)
-        # true and false are whole numbers to Python
-        if (
-            given
-            or not isinstance(reward, (int, float))
-            or isinstance(reward, bool)
-            or not math.isfinite(reward)
-        ):
+        is_other = bool(given) or isinstance(reward, bool)
+        if is_other or not isinstance(reward, (int, float)) or not math.isfinite(reward):
             raise RequestError('the body must be {"reward": NUMBER} with a finite number')
         episode.reward = float(reward)
         return json_answer({"reward": episode.reward})
