@@ -24,6 +24,8 @@ from viva.recipes.demo import model_path
 from viva.threads import prepare_threads
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import tinker
 
 WORDS = [
@@ -52,6 +54,16 @@ def told(name: str, wall: float, processor: float) -> None:
     print(f"{name}: {spent[0]:.1f} s, {spent[1]:.1f} s of processor time; peak {peak:,.0f} MiB", flush=True)
 
 
+def random_prompts(
+    rng: random.Random, encode: "Callable[[str], list[int]]", *, prompts: int, words: int
+) -> "list[tinker.ModelInput]":
+    """Prompts of so many random words."""
+    import tinker
+
+    texts = [" ".join(rng.choices(WORDS, k=words)) for _ in range(prompts)]
+    return [tinker.ModelInput.from_ints(encode(text)) for text in texts]
+
+
 def rows(model: str, *, prompts: int = 8, samples: int = 32, words: int = 300, batches: int = 2) -> None:
     """Sample from prompts that a group shares."""
     import tinker
@@ -61,10 +73,9 @@ def rows(model: str, *, prompts: int = 8, samples: int = 32, words: int = 300, b
     sampler = LocalServiceClient().create_sampling_client(base_model=model)
     encode, rng = sampler.get_tokenizer().encode, random.Random(0)
     for batch in range(batches):
-        texts = [" ".join(rng.choices(WORDS, k=words)) for _ in range(prompts)]
+        asked = random_prompts(rng, encode, prompts=prompts, words=words)
         wall, processor = time.perf_counter(), time.process_time()
         params = tinker.SamplingParams(max_tokens=48, temperature=0.8, seed=batch)
-        asked = [tinker.ModelInput.from_ints(encode(text)) for text in texts]
         for future in [sampler.sample(each, samples, params) for each in asked]:
             future.result()
         told(f"batch {batch}", wall, processor)

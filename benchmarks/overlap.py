@@ -15,20 +15,19 @@ import random
 import resource
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
-from pathlib import Path
+
+from memory import random_prompts, training_data
 
 from viva.threads import prepare_threads
-
-sys.path.append(str(Path(__file__).parent))
 
 Sizes = Mapping[str, int]
 
 
-def _rollouts(model: str, sizes: Sizes) -> Callable[[int], None]:
+def rollouts(model: str, sizes: Sizes) -> Callable[[int], None]:
+    """The half of a step that samples, as a function of the step's number."""
     import tinker
-    from memory import WORDS
 
     from viva.engine import LocalServiceClient
 
@@ -36,9 +35,7 @@ def _rollouts(model: str, sizes: Sizes) -> Callable[[int], None]:
     encode = sampler.get_tokenizer().encode
 
     def work(step: int) -> None:
-        rng = random.Random(step)
-        texts = [" ".join(rng.choices(WORDS, k=sizes["words"])) for _ in range(sizes["prompts"])]
-        asked = [tinker.ModelInput.from_ints(encode(text)) for text in texts]
+        asked = random_prompts(random.Random(step), encode, prompts=sizes["prompts"], words=sizes["words"])
         params = tinker.SamplingParams(max_tokens=sizes["tokens"], temperature=0.8, seed=step)
         for future in [sampler.sample(each, sizes["samples"], params) for each in asked]:
             future.result()
@@ -46,33 +43,32 @@ def _rollouts(model: str, sizes: Sizes) -> Callable[[int], None]:
     return work
 
 
-def _updates(model: str, sizes: Sizes) -> Callable[[int], None]:
+def updates(model: str, sizes: Sizes) -> Callable[[int], None]:
+    """The half of a step that trains, as a function of the step's number."""
     import tinker
-    from memory import training_data
 
     from viva.engine import LocalServiceClient
 
     trainer = LocalServiceClient().create_lora_training_client(base_model=model, rank=32)
-    highest = min(20_000, len(trainer.get_tokenizer()))
     data = training_data(
-        highest,
+        min(20_000, len(trainer.get_tokenizer())),
         prompts=sizes["prompts"],
         samples=sizes["samples"],
         prompt_tokens=sizes["words"],
         reply_tokens=sizes["tokens"],
     )
 
-    def work(step: int) -> None:
+    def work(_: int) -> None:
         trainer.forward_backward(data, "importance_sampling").result()
-        trainer.optim_step(tinker.AdamParams(learning_rate=1e-5 * (step + 1))).result()
+        trainer.optim_step(tinker.AdamParams(learning_rate=1e-5)).result()
 
     return work
 
 
-KINDS = {"rollouts": _rollouts, "updates": _updates}
+KINDS = {"rollouts": rollouts, "updates": updates}
 
 
-def _process(pipe: Connection, kinds: list[str], model: str, sizes: Sizes) -> None:
+def _process(pipe: Connection, kinds: Sequence[str], model: str, sizes: Sizes) -> None:
     """Do what is asked, step by step, and tell the seconds of each kind, and at the end the peak in MiB."""
     prepare_threads()  # before torch is imported
     works = {kind: KINDS[kind](model, sizes) for kind in kinds}
@@ -89,51 +85,63 @@ def _process(pipe: Connection, kinds: list[str], model: str, sizes: Sizes) -> No
     pipe.send(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 
 
-def measured(groups: list[list[str]], threads: int, model: str, sizes: Sizes) -> list[dict[str, float]]:
-    """Run a process for each group of kinds, all at once, and return what each step took of them together."""
+def measured(
+    groups: Sequence[Sequence[str]], *, threads: int, steps: int, model: str, sizes: Sizes
+) -> list[dict[str, float]]:
+    """Run a process for each group of kinds, all at once, and return what each step took of them together.
+
+    Raises:
+        EOFError: If a process ended before it was done.
+    """
     # the children read them, as they are started afresh
     os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
     context = multiprocessing.get_context("spawn")
-    started = []
+    pipes: list[Connection] = []
     for kinds in groups:
         ours, theirs = context.Pipe()
-        process = context.Process(target=_process, args=(theirs, kinds, model, sizes))
-        process.start()
-        started.append((process, ours))
-    for _, pipe in started:
+        context.Process(target=_process, args=(theirs, kinds, model, sizes), daemon=True).start()
+        theirs.close()  # or the end of the process would not be seen
+        pipes.append(ours)
+    for pipe in pipes:
         pipe.recv()
-    steps = []
-    for step in range(1, sizes["steps"] + 1):
+    found: list[dict[str, float]] = []
+    for step in range(1, steps + 1):
         began = time.perf_counter()
-        for _, pipe in started:
+        for pipe in pipes:
             pipe.send(step)
-        seconds = {kind: value for _, pipe in started for kind, value in pipe.recv().items()}
-        steps.append(seconds | {"step": time.perf_counter() - began})
-    for (process, pipe), kinds in zip(started, groups, strict=True):
+        seconds = {kind: value for pipe in pipes for kind, value in pipe.recv().items()}
+        found.append(seconds | {"step": time.perf_counter() - began})
+    for pipe, kinds in zip(pipes, groups, strict=True):
         pipe.send(None)
         print(f"{' and '.join(kinds)}, {threads} threads: peak {pipe.recv():,.0f} MiB", flush=True)
-        process.join()
-    return steps
+    for child in multiprocessing.active_children():
+        child.join()
+    return found
+
+
+def compare(model: str, *, steps: int = 4, threads: int = 2, **sizes: int) -> None:
+    """Measure both ways and print them."""
+    turns = measured([["rollouts", "updates"]], threads=threads, steps=steps, model=model, sizes=sizes)
+    apart = [["rollouts"], ["updates"]]
+    at_once = measured(apart, threads=max(1, threads // 2), steps=steps, model=model, sizes=sizes)
+    for title, each in (("in turns", turns), ("at once", at_once)):
+        means = {name: sum(step[name] for step in each) / len(each) for name in each[0]}
+        print(f"{title}: {', '.join(f'{name} {value:.2f} s' for name, value in means.items())}")
+    ratios = [one["step"] / other["step"] for one, other in zip(turns, at_once, strict=True)]
+    print(f"in turns / at once: {sum(ratios) / len(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
 
 
 def main(argv: list[str]) -> None:
-    """Measure both ways and print them."""
+    """Read the options."""
     from viva.recipes.common import resolve_model
     from viva.recipes.demo import model_path
 
+    options = {"prompts": 8, "samples": 8, "tokens": 40, "words": 30, "steps": 4, "threads": 2}
     given = dict(each.split("=", 1) for each in argv)
     model = resolve_model(given.pop("model_name", str(model_path())))
-    sizes = {"prompts": 8, "samples": 8, "tokens": 40, "words": 30, "steps": 4, "threads": 2}
-    sizes |= {name: int(value) for name, value in given.items()}
-    threads = sizes["threads"]
-    turns = measured([["rollouts", "updates"]], threads, model, sizes)
-    at_once = measured([["rollouts"], ["updates"]], max(1, threads // 2), model, sizes)
-    for title, steps in (("in turns", turns), ("at once", at_once)):
-        means = {name: sum(each[name] for each in steps) / len(steps) for name in steps[0]}
-        told = ", ".join(f"{name} {value:.2f} s" for name, value in means.items())
-        print(f"{title}: {told}")
-    ratios = [one["step"] / other["step"] for one, other in zip(turns, at_once, strict=True)]
-    print(f"in turns / at once: {sum(ratios) / len(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
+    if unknown := given.keys() - options.keys():
+        sys.exit(f"unknown option {min(unknown)!r}; allowed: {', '.join(options)}, model_name")
+    compare(model, **options | {name: int(value) for name, value in given.items()})
 
 
 if __name__ == "__main__":

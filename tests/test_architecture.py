@@ -23,6 +23,7 @@ from viva.cli import main
 SRC = Path(__file__).resolve().parents[1] / "src"
 
 MAX_FILE_LINES = 500
+MAX_README_LINES = 119
 MAX_FUNCTION_LINES = 70
 MAX_PARAMETERS = 10
 MAX_FILES_ENTERED = 60
@@ -341,6 +342,10 @@ def test_the_source_tree_keeps_the_rule(guard: str) -> None:
 
 
 HEAVY = ("torch", "transformers", "datasets", "tinker", "tinker_cookbook", "peft", "numpy")
+
+
+def test_the_readme_stays_short() -> None:
+    assert len((SRC.parent / "README.md").read_text(encoding="utf-8").splitlines()) <= MAX_README_LINES
 
 
 @pytest.mark.parametrize(

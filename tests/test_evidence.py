@@ -45,6 +45,7 @@ from viva.conversation.records import Critique, CritiqueReply
 from viva.judging.ballots import divided
 from viva.judging.comparison import Comparison, Outcome
 from viva.recipes.config import make_options
+from viva.rewards.serl import LENGTH_BAND, Judgement, copeland
 from viva.tiny.tasks import answer_of, worked_solution
 
 
@@ -277,6 +278,20 @@ def test_the_dial_is_the_share_of_the_traps_problems_that_a_critic_sees(dial):
         trapped = [each for each in problems if is_trap(each)]
         assert len(trapped) / len(problems) == pytest.approx(0.5, abs=0.03)
         assert 1 - sum(map(is_blind, trapped)) / len(trapped) == pytest.approx(dial / 100, abs=tolerance)
+
+
+@pytest.mark.parametrize("name", ["critics-70", "trap-70"])
+def test_the_traps_solution_is_shorter_than_the_right_one_by_more_than_serl_lets_win(name):
+    """So on these beds SERL pays nothing for a win of one over the other."""
+    problems = [each for each in bed_named(name).problems("test") if is_trap(each)]
+    texts = [{0: worked_solution(each), 1: trap_solution(each)} for each in problems]
+    shorter = [1 - len(trap) / len(right) for right, trap in (each.values() for each in texts)]
+    assert len(problems) == 165
+    assert LENGTH_BAND < 0.21 < min(shorter) < max(shorter) < 0.29
+    for winner in (0, 1):
+        won = [Judgement(first=0, second=1, winner=winner)]
+        assert all(copeland(won, each) == {0: 0.0, 1: 0.0} for each in texts)
+        assert copeland(won, texts[0], band=None)[winner] == 1.0
 
 
 def test_a_bed_that_is_not_there_is_named():

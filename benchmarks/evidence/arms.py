@@ -161,8 +161,8 @@ def _preference(text: str, **options: object) -> Arm:
     return Arm(recipe="conversation_preference_rl", options=PREFERENCE | options, text=text)
 
 
-def _judged(text: str, judge: str, *, prolongs: str | None = None, in_fours: bool = False) -> Arm:
-    return _samples(text, prolongs=prolongs, in_fours=in_fours, reward=f"{_REWARDS}:{judge}")
+def _judged(text: str, judge: str, *, prolongs: str | None = None) -> Arm:
+    return _samples(text, prolongs=prolongs, in_fours=True, reward=f"{_REWARDS}:{judge}")
 
 
 ARMS: Mapping[str, Arm] = {
@@ -275,9 +275,7 @@ ARMS: Mapping[str, Arm] = {
         policies={"agent_0": "trained", "others": "league:5"},
     ),
     "judged": _judged(
-        "plain samples, compared by the policy as judge: SERL without its control of length",
-        "CURRENT",
-        in_fours=True,
+        "plain samples, compared by the policy as judge: SERL without its control of length", "CURRENT"
     ),
     "judged_rare": _judged("the same, a tie earns nothing, so that rare answers are paid for it", "RARE"),
     "judged_initial": _judged("the same, the judge is the policy at the start", "INITIAL"),

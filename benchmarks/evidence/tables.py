@@ -46,7 +46,6 @@ RESULTS = {
     "critique": "critique self-play, three streams",
     "apart": "the same, solver and critic trained apart",
     "comas": "CoMAS: critique self-play, solver against critic",
-    "maca": "MACA: critique self-play, paid by the majority",
     "swap": "critique self-play's final solutions, swapped into the bare question",
     "shuffled": "true answers, shuffled: the floor",
 }

@@ -190,6 +190,27 @@ async def test_an_episode_is_reached_by_its_own_key_alone(server: EpisodeServer)
 
 
 @pytest.mark.parametrize(
+    "content",
+    [
+        '{"reward": true}',
+        '{"reward": "1"}',
+        '{"reward": null}',
+        '{"reward": NaN}',
+        '{"reward": 1e999}',
+        f'{{"reward": 1{"0" * 400}}}',
+        '{"reward": 1, "more": 2}',
+        "{}",
+    ],
+)
+async def test_a_reward_that_is_no_finite_number_is_refused(server: EpisodeServer, content: str) -> None:
+    async with server.open() as episode, httpx.AsyncClient() as client:
+        headers = {"Authorization": f"Bearer {episode.key}"}
+        answer = await client.post(f"{server.address}/reward", content=content, headers=headers)
+        assert (answer.status_code, episode.reward) == (400, None)
+        assert "with a finite number" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
     ("field", "complaint"),
     [
         ({"temperature": 0.5}, "temperature: the run decides it; leave it out"),

@@ -152,6 +152,12 @@ class CompletionBody(_SamplingBody):
         return [each for each in self.prompt if not isinstance(each, int)]
 
 
+class RewardBody(_Body):
+    """The reward that an agent gives its episode."""
+
+    reward: float
+
+
 _NAMES = frozenset(
     name
     for body in (ChatBody, CompletionBody, ChatMessage, TextPart, StreamOptions)

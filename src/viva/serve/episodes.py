@@ -6,7 +6,6 @@ rollouts of a run, so that what an agent hears is what is trained, token for tok
 
 import asyncio
 import contextlib
-import math
 import secrets
 from collections.abc import AsyncGenerator, Generator, Sequence
 from contextlib import asynccontextmanager
@@ -14,6 +13,7 @@ from dataclasses import dataclass, field
 
 import tinker
 import uvicorn
+from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -23,7 +23,7 @@ from tinker_cookbook.renderers.base import Renderer
 from viva.conversation.rendering import build_prompt
 from viva.loopback import LOOPBACK, listen, same_secret, server_config
 from viva.serve.answers import Answer, chat_messages
-from viva.serve.bodies import ChatBody, JsonObject, RequestError, parse_body, read_json
+from viva.serve.bodies import ChatBody, JsonObject, RequestError, RewardBody, parse_body, read_json
 from viva.serve.sampling import Job, Piece, SampleText, ScoredPrompt, Token
 from viva.serve.transport import TokenGuard, application, given_key, json_answer, read_body, unless_gone
 
@@ -141,11 +141,10 @@ class EpisodeServer:
     async def _reward(self, request: Request) -> Response:
         episode = self._episode(request)
         given = read_json(await read_body(request, _BODY_BYTES))
-        reward = given.pop("reward", None)
-        is_other = bool(given) or isinstance(reward, bool)
-        if is_other or not isinstance(reward, (int, float)) or not math.isfinite(reward):
-            raise RequestError('the body must be {"reward": NUMBER} with a finite number')
-        episode.reward = float(reward)
+        try:
+            episode.reward = RewardBody.model_validate(given).reward
+        except ValidationError as error:
+            raise RequestError('the body must be {"reward": NUMBER} with a finite number') from error
         return json_answer({"reward": episode.reward})
 
     def _episode(self, request: Request) -> Episode:
