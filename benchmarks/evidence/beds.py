@@ -18,6 +18,10 @@ problems of ``make demo``, which it hardly solves, and its most frequent answer 
 families ``products`` and ``chain_sum`` of reasoning-gym with numbers of one digit, half of which it solves.
 ``words-warm`` and ``sums-warm``: the same after a warm-up of its critics and voters (`warm`).
 
+``steps-large``: the kinds of problem of ``steps`` for a model of eleven times as many parameters,
+Qwen2.5-Coder-1.5B-Instruct (``python scripts/fetch_models.py qwen2.5-coder-1.5b-instruct``, 1 GB), which answers with
+a number alone.
+
 A step is one line of working (7+5 and 5+7 are one step). Steps are divided by a fixed hash: a problem to train on has
 steps of one part only, one to test on of the other part only. The policies were *raised* on problems of both parts,
 wrong solutions among them; the division is about what a run trains on.
@@ -48,6 +52,7 @@ from evidence.arms import (
     Arm,
 )
 from evidence.worked import CRITIQUE_TEXTS
+from viva.engine.gguf import cache_folder
 from viva.recipes.demo import model_path, word_problems
 from viva.tiny import tasks
 from viva.tiny.tasks import Problem, Step
@@ -70,12 +75,15 @@ REAL = ("words", "sums")
 """Beds of a model that others trained."""
 WARM = tuple(f"{name}-warm" for name in REAL)
 """The same after a warm-up of its critics and voters (`warm`)."""
+LARGE = "steps-large"
+"""The bed of a model of 1.5 billion parameters."""
 BEDS = (
     "steps",
     *(f"{trap}-{dial}" for trap in _TRAPS for dial in DIALS),
     *(f"rare-{level}" for level in LEVELS),
     *REAL,
     *WARM,
+    LARGE,
 )
 
 _RANGES = {
@@ -116,6 +124,10 @@ _CRITIQUE_SIZES = {"batch_size": 12}
 _FAMILIES = {"products": {"max_digits": 1}, "chain_sum": {"max_digits": 1, "max_terms": 2}}
 """Of reasoning-gym, as `viva screen` found them in reach."""
 _BEHIND = "Give only the final answer."
+_BARE = "Reply with a number alone, without words."
+_LARGE_FILE = "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf"
+_LARGE_MAX_TOKENS = 12
+_LARGE_TEST_PER_KIND = 20
 _NUM_DRAWN = 3000
 """Enough for all 300 problems to turn up."""
 _NUM_SUMS_TO_TEST_ON = 100
@@ -214,7 +226,7 @@ class TinyBed(Bed):
 
 
 class RealBed(Bed):
-    """A bed of SmolLM2-135M-Instruct. As critic and judge it votes by the probabilities of labels."""
+    """A bed of a model that others trained. As critic and judge it votes by the probabilities of labels."""
 
     @property
     def source(self) -> str:
@@ -247,6 +259,26 @@ class RealBed(Bed):
         else:
             options |= _EIGHT_TO_A_PROBLEM | ({"hint": _HINTS[self.source]} if name == "hint" else {})
         return replace(given, options=options)
+
+
+class LargeBed(RealBed):
+    """The problems of ``steps`` for a model of 1.5 billion parameters, 20 of each kind to test on."""
+
+    def problems(self, part: Part, *, seed: int = 0) -> list[Question]:
+        """Those of the base class."""
+        rng = random.Random(f"{self.name} {part} {seed}")
+        found: list[Problem] = []
+        for kind, ranges in _RANGES.items():
+            pool = [*all_problems(kind, ranges, part)]
+            found += rng.sample(pool, _LARGE_TEST_PER_KIND if part == "test" else len(pool))
+        rng.shuffle(found)
+        told = [_told(each, rng) for each in found]
+        return [Question(question=f"{each.question} {_BARE}", answer=each.answer) for each in told]
+
+    def arm(self, name: str) -> Arm:
+        """An arm with all its options on this bed."""
+        given = super().arm(name)
+        return replace(given, options={**given.options, "max_tokens": self.max_tokens})
 
 
 class WarmBed(RealBed):
@@ -336,6 +368,14 @@ def bed_named(name: str) -> Bed:
             name=name,
             model=str(model_path()),
             max_tokens=REAL_OPTIONS["max_tokens"],
+            total_tokens=REAL_TOKENS,
+            learning_rates=REAL_RATES,
+        )
+    if name == LARGE:
+        return LargeBed(
+            name=name,
+            model=str(cache_folder() / "models" / _LARGE_FILE),
+            max_tokens=_LARGE_MAX_TOKENS,
             total_tokens=REAL_TOKENS,
             learning_rates=REAL_RATES,
         )

@@ -480,3 +480,21 @@ def test_two_samplers_share_one_slot_for_merged_weights(
         == first.sample(ints(TEXTS[0]), 2, params()).result().sequences[0].tokens
     )
     assert len(cramped_service._core._copies) == 1
+
+
+def test_merged_weights_go_with_their_last_sampling_client(
+    service: LocalServiceClient, model_dir: Callable[[str], str]
+) -> None:
+    trainer, core = make(service, model_dir("qwen3")), service._core
+    first = trainer.save_weights_and_get_sampling_client()
+    scores(first)
+    go_on(trainer)
+    second = trainer.save_weights_and_get_sampling_client()
+    expected = scores(second)
+    assert len(core._copies) == 2
+    del first
+    assert scores(second) == pytest.approx(expected, abs=1e-5)
+    assert len(core._copies) == 1
+    del second
+    go_on(trainer)
+    assert not core._copies

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
-from weakref import WeakSet
+from weakref import WeakSet, finalize
 
 import torch
 
@@ -70,7 +70,7 @@ class Core:
         self._owners: dict[Path, str] = {}
         """Training clients by the checkpoints that they saved."""
         self._models: dict[str, BaseModel] = {}
-        self._copies: OrderedDict[int, PreTrainedModel] = OrderedDict()
+        self._copies: OrderedDict[int | None, PreTrainedModel] = OrderedDict()
         self._recorder: Recorder | None = GraphRecorder(device) if device.type == "cuda" else None
 
     @property
@@ -180,6 +180,7 @@ class Core:
         version = self.count("weights")
         recorder = self._recorder if rows is None else None  # what is recorded would fix the adapters
         decoder = Decoder(lambda: self._decode_copy(version, build), self.device, self.limits, recorder, rows)
+        finalize(decoder, self._copies.pop, version, None)  # once no client can ask for it, in any thread
         self._decoders.add(decoder)
         return decoder
 
@@ -195,7 +196,7 @@ class Core:
     def _decode_copy(self, version: int, build: "Callable[[], PreTrainedModel]") -> "PreTrainedModel":
         if version not in self._copies:
             while len(self._copies) >= self.limits.merged_models:
-                self._copies.popitem(last=False)
+                self._copies.pop(next(iter(self._copies), None), None)
             self._copies[version] = build()
         self._copies.move_to_end(version)
         return self._copies[version]

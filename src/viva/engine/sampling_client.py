@@ -237,10 +237,12 @@ class LocalSamplingClient:
         request.listener = listener
         self._requests += 1
 
+        pump = self._core.pump  # the source keeps what waited for it: a client in there would keep its weights
+
         def enter(source: Source) -> None:
             request.adapter = source.adapter
             source.decoder.add(request)
-            self._core.pump.submit(source.decoder)
+            pump.submit(source.decoder)
 
         self._source.then(enter, future.reject)
         return future
