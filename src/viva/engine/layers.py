@@ -70,10 +70,10 @@ def fuse_layers(module: "PreTrainedModel", join: Join = join_linears) -> "PreTra
 
     `join` makes the product of layers of one input.
     """
-    for parent in list(module.modules()):
-        for name, layer in list(parent.named_children()):
-            if _is_known(layer):
-                setattr(parent, name, FusedLayer(layer, join))
+    # a list of all modules would keep every replaced layer's weights until the last one is replaced
+    for parent in [each for each in module.modules() if any(map(_is_known, each.children()))]:
+        for name in [name for name, layer in parent.named_children() if _is_known(layer)]:
+            setattr(parent, name, FusedLayer(getattr(parent, name), join))
     for parent in list(module.modules()):
         for name, decoder in list(parent.named_children()):
             if is_stock(decoder, _DECODERS) and all(

@@ -108,7 +108,8 @@ def join_linears(layers: Sequence[nn.Linear]) -> "JointProduct":
     """Layers that read the same input, all with a bias or all without, as one product."""
     frozen = [{key: value.detach() for key, value in layer.named_parameters()} for layer in layers]
     biases = [each["bias"] for each in frozen if "bias" in each]
-    weight = torch.cat([each["weight"] for each in frozen])
+    weights = [each["weight"] for each in frozen]
+    weight = torch.cat(weights) if len(weights) > 1 else weights[0]  # a vocabulary's is a gigabyte
     kind = TiledLinear if can_tile(weight) else PackedLinear
     return kind(weight, torch.cat(biases) if biases else None)
 
@@ -183,16 +184,15 @@ def pack_linears(module: "PreTrainedModel", join: Join = join_linears) -> "PreTr
 
     `join` makes the product of layers of one input.
     """
-    for parent in list(module.modules()):
+    # a list of all modules would keep every replaced layer's weights until the last one is replaced
+    for parent in [each for each in module.modules() if any(map(is_packable, each.children()))]:
         for names in _JOINT:
-            layers = [getattr(parent, name, None) for name in names]
-            if _can_join(layers):
-                joint = _Joint(layers, join)
+            if _can_join([getattr(parent, name, None) for name in names]):
+                joint = _Joint([getattr(parent, name) for name in names], join)
                 for index, name in enumerate(names):
                     setattr(parent, name, JointPart(joint, index))
-        for name, layer in list(parent.named_children()):
-            if is_packable(layer):
-                setattr(parent, name, join([layer]))
+        for name in [name for name, layer in parent.named_children() if is_packable(layer)]:
+            setattr(parent, name, join([getattr(parent, name)]))
     return module
 
 

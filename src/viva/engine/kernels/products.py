@@ -66,7 +66,8 @@ def tiled(weight: torch.Tensor) -> torch.Tensor:
 
     The matrix has a row for each input, or of bfloat16 for each pair of inputs.
     """
-    filled = pad(weight, (0, 0, 0, -len(weight) % TILE_COLUMNS))
+    missing = -len(weight) % TILE_COLUMNS
+    filled = pad(weight, (0, 0, 0, missing)) if missing else weight
     words = filled if weight.dtype == torch.float32 else filled.view(torch.int32)  # a pair is a word
     rows = words.reshape(-1, TILE_COLUMNS, words.shape[1])
     return rows.transpose(1, 2).flatten().view(weight.dtype)
