@@ -36,3 +36,11 @@ def gemma() -> Path:
     from viva.engine.gguf import gguf_folder
 
     return gguf_folder(fetched("gemma-3-270m"))
+
+
+@pytest.fixture(scope="session")
+def qwen() -> Path:
+    """Qwen2.5-Coder-1.5B-Instruct, some 15 GB while it is sampled and trained, as the folder of its GGUF file."""
+    from viva.engine.gguf import gguf_folder
+
+    return gguf_folder(fetched("qwen2.5-coder-1.5b-instruct"))

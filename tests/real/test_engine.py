@@ -64,7 +64,7 @@ async def sampled(folder: Path, precision: str) -> tuple[list[int], list[int], l
     return prompt, reply.tokens, list(reply.logprobs or ()), trained.tolist()
 
 
-@pytest.mark.parametrize("model", ["folder", "gemma"])
+@pytest.mark.parametrize("model", ["folder", "gemma", "qwen"])
 async def test_sampler_and_trainer_have_the_logprobs_of_transformers(
     model: str, request: pytest.FixtureRequest
 ) -> None:
