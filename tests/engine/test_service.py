@@ -482,9 +482,8 @@ def test_two_samplers_share_one_slot_for_merged_weights(
     assert len(cramped_service._core._copies) == 1
 
 
-def test_merged_weights_go_with_their_last_sampling_client(
-    service: LocalServiceClient, model_dir: Callable[[str], str]
-) -> None:
+def test_merged_weights_go_with_their_last_sampling_client(model_dir: Callable[[str], str]) -> None:
+    service = LocalServiceClient(device="cpu")
     trainer, core = make(service, model_dir("qwen3")), service._core
     first = trainer.save_weights_and_get_sampling_client()
     scores(first)

@@ -8,6 +8,10 @@ import pytest
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "fetch_models.py"
 
 
+QWEN_BYTES = 18 * 10**9
+"""Of weights, their decode copy and what lies between, with a margin for tests beside this one."""
+
+
 def fetched(name: str) -> Path:
     """The file of a model; the test is skipped where it is not there."""
     path: Path = runpy.run_path(str(SCRIPT))["MODELS"][name].path
@@ -40,7 +44,14 @@ def gemma() -> Path:
 
 @pytest.fixture(scope="session")
 def qwen() -> Path:
-    """Qwen2.5-Coder-1.5B-Instruct, some 15 GB while it is sampled and trained, as the folder of its GGUF file."""
-    from viva.engine.gguf import gguf_folder
+    """Qwen2.5-Coder-1.5B-Instruct as the folder of its GGUF file; skipped where memory is short."""
+    import torch
 
-    return gguf_folder(fetched("qwen2.5-coder-1.5b-instruct"))
+    from viva.engine.gguf import gguf_folder
+    from viva.engine.policy import free_bytes
+
+    file = fetched("qwen2.5-coder-1.5b-instruct")
+    free = free_bytes(torch.device("cpu"))
+    if free is not None and free < QWEN_BYTES:
+        pytest.skip(f"{free / 1e9:.0f} GB of memory are free, {QWEN_BYTES / 1e9:.0f} are needed")
+    return gguf_folder(file)

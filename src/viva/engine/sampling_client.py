@@ -237,9 +237,8 @@ class LocalSamplingClient:
         request.listener = listener
         self._requests += 1
 
-        pump = (
-            self._core.pump
-        )  # the source keeps what waited for it: a client in there would keep its weights
+        # the source keeps what waited for it; a client in there would keep its weights
+        pump = self._core.pump
 
         def enter(source: Source) -> None:
             request.adapter = source.adapter
