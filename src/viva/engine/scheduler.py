@@ -210,9 +210,11 @@ class LocalFuture(APIFuture[T]):
             self._state.set_exception(error)
 
     def then(self, done: Callable[[T], None], failed: Callable[[BaseException], None]) -> None:
-        """Call one of these when the outcome is there; at once if it is there already."""
+        """Call one of these when the outcome is there, at once if it is there already; it is not kept after that."""
+        waiting = [(done, failed)]
 
         def call(state: Future[T]) -> None:
+            done, failed = waiting.pop()  # the state keeps this function as long as it lives itself
             if state.cancelled():
                 failed(CancelledError())
             elif (error := state.exception()) is not None:
