@@ -248,7 +248,11 @@ class RealBed(Bed):
         """An arm with all its options on this bed, those of ``make demo`` among them."""
         given = super().arm(name)
         if given.recipe == "conversation_preference_rl":
-            return replace(given, recipe=DEBATE, options={**COMMON, **REAL_OPTIONS, **_DEBATE_SIZES})
+            protocol = DEBATE
+            if given.options.get("judge_answers_first"):
+                reward = viva.rewards.tournament(answers_first=True, max_tokens=self.max_tokens)
+                protocol = replace(DEBATE, reward=reward)
+            return replace(given, recipe=protocol, options={**COMMON, **REAL_OPTIONS, **_DEBATE_SIZES})
         options = {**COMMON, **REAL_OPTIONS, **ARMS[name].options}
         if isinstance(given.recipe, viva.Protocol):
             return replace(given, options=options)

@@ -252,8 +252,52 @@ def test_a_model_is_asked_greedily_and_as_in_training_and_judges_in_both_orders(
     found = figures(problems)
     # the judge always prefers what it sees first
     assert found["judge/position_bias"].value == 1.0
-    assert found["judge/accuracy"].value == 0.5
+    assert found["judge/accuracy"].value == found["judge/pair_accuracy"].value == 0.5
     assert found["judge/first_shown_nats"].value == pytest.approx(1.0986, abs=1e-3)
     told = advice(problems)
-    assert told["tournament"].verdict == "fails"
+    assert told["tournament"].verdict == "unclear"
+    assert told["tournament"].reason.endswith("these are 2 pairs only")
     json.dumps([each.reason for each in told.values()])
+
+
+def test_scores_that_favour_the_right_one_are_seen_behind_verdicts_that_turn_with_the_order():
+    """The judge knows the answer only if it has given it, and prefers what is shown first by more than that."""
+
+    def labels(prompt):
+        if not prompt.endswith(VERDICT_PREFIX):
+            return {}
+        own = re.search(r"Your own answer:\n> The answer is (\d+)", prompt)
+        first = re.search(r"Solution A:\n> The answer is (\d+)", prompt)[1]
+        p_a = 0.7 if own is None else 0.75 if own[1] == first else 0.65
+        return {"A": p_a, "B": 1 - p_a}
+
+    def script(prompt, call):
+        right = int(re.search(r"What is (\d+) \+ 1", prompt)[1]) + 1
+        is_own = call >= 12 * 7  # asked after all tries
+        return (
+            "A"
+            if prompt.endswith(VERDICT_PREFIX)
+            else f"The answer is {right if is_own or call % 2 else 999}."
+        )
+
+    def screened(answers_first):
+        client = ScriptedSamplingClient(renderer=RENDERER, script=script, next_token=labels)
+        judge = PolicySelfComparisonJudge(
+            PolicyRef(sampling_client=client), RENDERER, answers_first=answers_first
+        )
+        direct = DirectSampler(renderer=RENDERER, sampling=Sampling(seed=0, max_tokens=60, temperature=0.7))
+        screener = Screener(direct=direct, num_samples=6, judge=judge, num_pairs=12)
+        items = [PromptItem(question=f"What is {n} + 1?", answer=str(n + 1)) for n in range(12)]
+
+        async def screen():
+            return await screener.have_judged(await screener.ask(client, items), seed=0)
+
+        return asyncio.run(screen())
+
+    plain, first = (screened(answers_first) for answers_first in (False, True))
+    assert figures(plain)["judge/pair_accuracy"].value == 0.5
+    assert advice(plain)["tournament"].verdict == "fails"
+    found = figures(first)
+    assert found["judge/position_bias"].value == 1.0
+    assert (found["judge/accuracy"].value, found["judge/pair_accuracy"].value) == (0.5, 1.0)
+    assert advice(first)["tournament"].verdict == "works"

@@ -110,6 +110,18 @@ async def test_its_own_answer_is_asked_for_once_and_kept_with_its_end(end):
     assert (request["messages"], request["max_tokens"]) == ([question], 7)
 
 
+async def test_an_endpoint_that_answers_first_compares_behind_its_answer():
+    with chat_server(
+        in_turn(completion("<think>2 + 2</think>It is 4."), verdict("A"), verdict("B"))
+    ) as server:
+        async with endpoint_of(server) as endpoint:
+            judge = judge_of(endpoint, answers_first=True)
+            both = await judge.in_both_orders("2 + 2?", {0: "4", 1: "5"}, 0, 1, seed=0)
+    assert [each["messages"][-1]["content"] for each in server.requests[1:]] == [each.prompt for each in both]
+    assert all("Your own answer:\n> It is 4.\nEnd of your own answer.\n" in each.prompt for each in both)
+    assert server.requests[0]["messages"] == [{"role": "user", "content": "2 + 2?"}]
+
+
 async def test_the_same_words_tie_and_nothing_is_asked():
     with chat_server(in_turn(verdict("A"))) as server:
         found = await compare(endpoint_of(server), solutions={0: "one two", 1: "one\ntwo"})

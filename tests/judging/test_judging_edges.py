@@ -123,7 +123,8 @@ def test_an_error_about_missing_comparisons_tells_what_is_known_of_the_judge() -
 def test_a_judge_is_right_where_it_prefers_what_is_right(first_is_right: bool, accuracy: float) -> None:
     second_wins = Comparison(first=0, second=1, outcome=Outcome.B, score=1.0)
     assert judge_accuracy([second_wins], {0: first_is_right, 1: not first_is_right}) == {
-        "judge/accuracy": accuracy
+        "judge/accuracy": accuracy,
+        "judge/pair_accuracy": accuracy,
     }
 
 

@@ -261,5 +261,17 @@ def test_accuracy_is_over_pairs_of_a_right_and_a_wrong_solution() -> None:
         soft(0, 2, 1.0),
         compared(2, 1, INVALID),
     ]
-    assert judge_accuracy(comparisons, correct) == {"judge/accuracy": 0.5}
+    assert judge_accuracy(comparisons, correct) == {"judge/accuracy": 0.5, "judge/pair_accuracy": 0.5}
     assert judge_accuracy(comparisons, dict.fromkeys(range(3), True)) == {}
+
+
+@given(st.floats(-0.4, 0.4), st.floats(-0.5, 0.5))
+def test_a_preference_for_a_place_cancels_where_both_orders_were_asked(lean: float, bias: float) -> None:
+    lean = round(lean, 3)
+    both = [soft(0, 1, lean + bias), soft(1, 0, bias - lean)]
+    found = judge_accuracy(both, {0: False, 1: True})
+    if abs(bias) > abs(lean):
+        assert found["judge/accuracy"] == 0.5, "the verdict turns with the order, and says nothing"
+    assert lean == 0.0 or found["judge/pair_accuracy"] == float(lean > 0)
+    rewards = win_minus_loss(both, [0, 1])
+    assert lean == 0.0 or (rewards[1] > rewards[0]) == (lean > 0)

@@ -226,6 +226,21 @@ def test_the_comparisons_of_plain_samples_are_counted_exactly(measured) -> None:
     assert found["verdicts"] == 2 * 3 * 2
 
 
+@pytest.mark.parametrize("config_class", [PreferenceConfig, CritiqueConfig])
+def test_the_answer_of_a_judge_that_answers_first_is_counted(config_class) -> None:
+    text = CostOptions(recipe="").text
+    config = config_class(num_agents=3, batch_size=12)
+    plain, first = (
+        recipe_cost(chz.replace(config, judge_answers_first=answers), text).counts
+        for answers in (False, True)
+    )
+    groups = first.num_judge_calls - plain.num_judge_calls
+    assert groups == 12 // 3
+    assert first.judged - plain.judged == pytest.approx(groups * (text.lengths.solution_tokens + 1))
+    longer = first.judge_prompts.rows.tokens - plain.judge_prompts.rows.tokens
+    assert longer > plain.num_judge_calls * text.lengths.solution_tokens
+
+
 def test_the_judges_own_answers_are_counted_exactly(measured) -> None:
     config = plain_samples(4, reward="judge_answer")
     found = measured(config, solve)

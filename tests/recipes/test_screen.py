@@ -109,6 +109,7 @@ def test_a_family_of_reasoning_gym_in_python(model, tmp_path, monkeypatch):
         ("task.jsonl", ["conversations=2", "num_agents=1"], "num_agents must be 2 or more"),
         ("task.jsonl", ["sample=3"], "unknown option 'sample'"),
         ("task.jsonl", ["grader=choice"], "grader=choice needs known answers"),
+        ("task.jsonl", ["num_pairs=0", "judge_answers_first=True"], "num_pairs=0 judges no pair"),
         ("task.jsonl", ["output=x.txt"], "output must be a file that ends in .json"),
     ],
 )

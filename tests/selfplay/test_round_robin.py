@@ -115,6 +115,7 @@ async def test_the_metrics_are_the_specifications() -> None:
         "judge/off_set_mass": 0.0,
         "judge/cyclic_triads": 0.0,
         "judge/accuracy": 1.0,
+        "judge/pair_accuracy": 1.0,
     }
     assert (second["agent_1/win_rate"], second["agent_1/correct"], second["correct/final"]) == (1.0, 1.0, 1.0)
 

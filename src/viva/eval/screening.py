@@ -200,12 +200,11 @@ class Screener:
         async def judge(place: int, first: int, second: int) -> Judged:
             problem = problems_P[place]
             texts = {number: problem.tries_N[number].answer.text for number in (first, second)}
-            both = await gather_or_cancel(
-                self.judge.compare(problem.question, texts, *order, derive_seed(seed, "judge", place))
-                for order in ((first, second), (second, first))
+            both = await self.judge.in_both_orders(
+                problem.question, texts, first, second, derive_seed(seed, "judge", place)
             )
             progress.on_group(both)
-            return Judged(first=first, second=second, both=(both[0], both[1]))
+            return Judged(first=first, second=second, both=both)
 
         judged = await gather_or_cancel(judge(place, *pair) for place, pair in chosen.items())
         by_place = dict(zip(chosen, judged, strict=True))
@@ -278,12 +277,9 @@ async def have_pairs_judged(
     chosen = [(place, pair) for place, talk in enumerate(talks) for pair in talk.pairs][:most]
     progress = begin("critics' pairs", len(chosen), "pairs")
 
-    async def compare(place: int, right: int, wrong: int) -> list[Comparison]:
+    async def compare(place: int, right: int, wrong: int) -> tuple[Comparison, Comparison]:
         talk, place_seed = talks[place], derive_seed(seed, "critics' pairs", place, right, wrong)
-        both = await gather_or_cancel(
-            judge.compare(talk.question, talk.solutions, *order, place_seed)
-            for order in ((right, wrong), (wrong, right))
-        )
+        both = await judge.in_both_orders(talk.question, talk.solutions, right, wrong, place_seed)
         progress.on_group(both)
         return both
 

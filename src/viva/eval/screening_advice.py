@@ -38,7 +38,7 @@ def screening_advice(figures: Figures, *, rewards: Sequence[str], has_answers: b
     notes += _about_accuracy(figures)
     told = [_about_answers(figures)]
     told += [_about_reward(name, figures) for name in rewards]
-    if "judge/accuracy" in figures:
+    if "judge/pair_accuracy" in figures:
         told.append(_about_judge(figures))
     told += [_about_talk(kind, figures) for kind in REWARD_OF if f"{kind}/void_rate" in figures]
     if "critique/critics/readable" in figures:
@@ -155,19 +155,18 @@ def _about_reward(name: str, figures: Figures) -> Advice:
 
 
 def _about_judge(figures: Figures) -> Advice:
-    accuracy, bias = figures["judge/accuracy"], _value(figures, "judge/position_bias")
-    told = f"the model as judge is right on {_with_interval(accuracy, _percent)} of pairs"
+    accuracy, bias = figures["judge/pair_accuracy"], _value(figures, "judge/position_bias")
+    told = f"the model as judge, over both orders, is right on {_with_interval(accuracy, _percent)} of pairs"
     if accuracy.value is None:
         return Advice("tournament", "fails", "no pair could be judged")
-    told += f", and follows the order in {_percent(bias)} of them"
+    told += f"; its verdict follows the order in {_percent(bias)} of them"
     likelihood = figures.get("likelihood/accuracy")
     if likelihood is not None and likelihood.value is not None:
         told += f"; the likelihood of the reply alone is right on {_with_interval(likelihood, _percent)}"
-    if accuracy.low is not None and accuracy.low > 0.5:
-        verdict = "works"
-    else:
-        verdict = "fails" if bias > MOSTLY or (accuracy.high or accuracy.value) <= 0.5 else "unclear"
-    return Advice("tournament", verdict, told)
+    if accuracy.num_problems < FEW_PROBLEMS:
+        return Advice("tournament", "unclear", f"{told}; these are {accuracy.num_problems} pairs only")
+    low, high = _ends(accuracy)
+    return Advice("tournament", "works" if low > 0.5 else "fails" if high <= 0.5 else "unclear", told)
 
 
 def _about_talk(kind: str, figures: Figures) -> Advice:

@@ -155,14 +155,12 @@ def _judge(problems_P: Sequence[Screened], *, is_known: bool) -> dict[str, Terms
     }
     figures["judge/first_shown_nats"] = [NOTHING if both is None else _first_nats(both) for both in both_P]
     if is_known:
-        figures["judge/accuracy"] = [
-            NOTHING
-            if each is None
-            else term_of(
-                [judge_accuracy(each.both, {each.first: True, each.second: False}).get("judge/accuracy")]
-            )
+        right_P = [
+            judge_accuracy(each.both, {each.first: True, each.second: False}) if each is not None else {}
             for each in (problem.judged for problem in problems_P)
         ]
+        for name in ("judge/accuracy", "judge/pair_accuracy"):
+            figures[name] = [term_of([right.get(name)]) for right in right_P]
     return figures
 
 
@@ -267,7 +265,7 @@ def critic_figures(talks: Sequence[Criticised]) -> dict[str, Terms]:
     columns = {
         "critics": [_critic_pairs(talk) for talk in talks],
         "ballots": [ballot_accuracy(talk.ballots, talk.correct) for talk in talks],
-        "judge": [judge_accuracy(talk.judged, talk.correct).get("judge/accuracy") for talk in talks],
+        "judge": [judge_accuracy(talk.judged, talk.correct).get("judge/pair_accuracy") for talk in talks],
     }
     figures: dict[str, Terms] = {
         "critics/readable": [

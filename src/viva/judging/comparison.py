@@ -4,6 +4,7 @@ The reward is win minus loss over matchups: a comparison's score counts for the 
 shown as A, and each agent's sum is divided by the number of its matchups. An invalid comparison counts for nobody.
 """
 
+import copy
 import itertools
 import math
 import random
@@ -127,14 +128,17 @@ def same_words(one: str, other: str) -> bool:
     return one.split() == other.split()
 
 
-def judge_messages(question: str, solution_a: str, solution_b: str, system_prompt: str) -> list[Message]:
-    """The messages of one comparison, for a renderer."""
+def judge_messages(
+    question: str, solution_a: str, solution_b: str, system_prompt: str, own_answer: str = ""
+) -> list[Message]:
+    """The messages of one comparison, for a renderer; the judge's own answer stands before both solutions."""
+    own = f"Your own answer:\n{quote(own_answer)}\nEnd of your own answer.\n" if own_answer else ""
     return [
         Message(role="system", content=system_prompt),
         Message(
             role="user",
             content=(
-                f"Problem:\n{quote(question)}\n"
+                f"Problem:\n{quote(question)}\n{own}"
                 f"Solution A:\n{quote(solution_a)}\nEnd of solution A.\n"
                 f"Solution B:\n{quote(solution_b)}\nEnd of solution B.\n"
                 "Which solution is better? Reply with the JSON object."
@@ -149,6 +153,11 @@ class JudgeError(RuntimeError):
 
 class Judge(ABC):
     """Compares solutions of one question, two at a time."""
+
+    answers_first: bool = False
+    """Whether it answers a question itself before it compares solutions of it (`for_question`)."""
+    own_answer: str = ""
+    """Its answer to the question whose solutions it compares; empty without one."""
 
     @abstractmethod
     async def compare(
@@ -184,10 +193,33 @@ class Judge(ABC):
         if pattern == TournamentPattern.ALL_PAIRS_ONE_WAY:
             orders = [order if rng.random() < 0.5 else (order[1], order[0]) for order in orders]
         with remembering({}):
+            judge = await self.for_question(question, seed)
             return await gather_or_cancel(
-                self.compare(question, solutions, first, second, rng.getrandbits(31))
+                judge.compare(question, solutions, first, second, rng.getrandbits(31))
                 for first, second in orders
             )
+
+    async def in_both_orders(
+        self, question: str, solutions: Mapping[int, str], first: int, second: int, seed: int
+    ) -> tuple[Comparison, Comparison]:
+        """One pair in both orders, beginning with ``first`` as A, with the same seed."""
+        judge = await self.for_question(question, seed)
+        one, other = await gather_or_cancel(
+            judge.compare(question, solutions, *order, seed) for order in ((first, second), (second, first))
+        )
+        return one, other
+
+    async def for_question(self, question: str, seed: int) -> "Judge":
+        """The judge of one question's solutions: this one, with its own answer if it `answers_first`.
+
+        A reply that was cut is no answer, and the judge then compares without one.
+        """
+        if not self.answers_first:
+            return self
+        judge = copy.copy(self)
+        judge.own_answer = await self.answer([Message(role="user", content=question)], seed)
+        judge.answers_first = False
+        return judge
 
 
 class NoValidComparisonsError(RuntimeError):
@@ -350,11 +382,7 @@ def _order_effects(comparisons: Sequence[Comparison]) -> dict[str, float]:
 
 
 def _cycles(comparisons: Sequence[Comparison]) -> dict[str, float]:
-    margin: dict[tuple[int, int], float] = {}
-    for c in comparisons:
-        if c.score is not None:
-            margin[c.second, c.first] = margin.get((c.second, c.first), 0.0) + c.score
-            margin[c.first, c.second] = margin.get((c.first, c.second), 0.0) - c.score
+    margin = _margins(comparisons)
     agents = sorted({agent_id for pair in margin for agent_id in pair})
     cyclic: list[bool] = []
     for a, b, c in itertools.combinations(agents, 3):
@@ -364,18 +392,38 @@ def _cycles(comparisons: Sequence[Comparison]) -> dict[str, float]:
     return {"judge/cyclic_triads": sum(cyclic) / len(cyclic)} if cyclic else {}
 
 
-def judge_accuracy(comparisons: Sequence[Comparison], correct: Mapping[int, bool]) -> dict[str, float]:
-    """The judge's accuracy where the truth is known; nothing if no pair has one right.
+def _margins(comparisons: Iterable[Comparison]) -> dict[tuple[int, int], float]:
+    """Sum of the scores of one solution against another, by both agents in both orders."""
+    margin: dict[tuple[int, int], float] = {}
+    for c in comparisons:
+        if c.score is not None:
+            margin[c.second, c.first] = margin.get((c.second, c.first), 0.0) + c.score
+            margin[c.first, c.second] = margin.get((c.first, c.second), 0.0) - c.score
+    return margin
 
-    ``judge/accuracy``: over valid comparisons of a right and a wrong solution, the share that prefers the right
-    one, a tie counting half.
+
+def judge_accuracy(comparisons: Sequence[Comparison], correct: Mapping[int, bool]) -> dict[str, float]:
+    """The judge's accuracy on pairs of a right and a wrong solution; nothing without a valid comparison of one.
+
+    - ``judge/accuracy``: over comparisons, the share whose verdict prefers the right one, a tie counting half. Of a
+      verdict that turns with the order this is one half, whatever the scores say.
+    - ``judge/pair_accuracy``: over pairs, the share whose scores, summed over both orders as in `win_minus_loss`,
+      favour the right one; half of a pair whose sum is 0. A preference for one place cancels where both orders were
+      asked.
     """
-    points = [
-        _POINTS[c.outcome] if correct[c.second] else 1.0 - _POINTS[c.outcome]
-        for c in comparisons
-        if c.outcome is not Outcome.INVALID and correct[c.first] != correct[c.second]
+    told = [c for c in comparisons if c.score is not None and correct[c.first] != correct[c.second]]
+    if not told:
+        return {}
+    points = [_POINTS[c.outcome] if correct[c.second] else 1.0 - _POINTS[c.outcome] for c in told]
+    wins = [
+        0.5 if margin == 0.0 else float(margin > 0.0)
+        for (agent_id, _), margin in _margins(told).items()
+        if correct[agent_id]
     ]
-    return {"judge/accuracy": math.fsum(points) / len(points)} if points else {}
+    return {
+        "judge/accuracy": math.fsum(points) / len(points),
+        "judge/pair_accuracy": math.fsum(wins) / len(wins),
+    }
 
 
 def reward_truth_gap(scores: Mapping[int, float], correct: Mapping[int, bool]) -> float | None:

@@ -40,6 +40,7 @@ class EndpointJudge(Judge):
     def __init__(self, endpoint: ChatEndpoint, options: JudgeOptions) -> None:
         self.endpoint = endpoint
         self.options = options
+        self.answers_first = options.answers_first
 
     async def compare(
         self, question: str, solutions: Mapping[int, str], first: int, second: int, seed: int
@@ -51,7 +52,12 @@ class EndpointJudge(Judge):
         """
         if same_words(solutions[first], solutions[second]):
             return Comparison(first=first, second=second, outcome=Outcome.TIE, score=0.0, was_asked=False)
-        messages = judge_messages(question, solutions[first], solutions[second], self.options.system_prompt)
+        if self.answers_first:
+            judge = await self.for_question(question, seed)
+            return await judge.compare(question, solutions, first, second, seed)
+        messages = judge_messages(
+            question, solutions[first], solutions[second], self.options.system_prompt, self.own_answer
+        )
         if self.options.mode == "verdict":
             answer = await self.endpoint.ask(messages, max_tokens=self.options.max_tokens)
             outcome = parse_verdict(answer.without_thinking)

@@ -148,7 +148,10 @@ class JudgeOptions:
     """``logprob`` or ``verdict``, see the module."""
     system_prompt: str = JUDGE_SYSTEM_PROMPT
     max_tokens: int = 256
-    """Longest reply in ``verdict`` mode."""
+    """Longest reply in ``verdict`` mode, and longest answer of its own."""
+    answers_first: bool = False
+    """The judge answers the problem itself at temperature 0, once for all comparisons of its solutions, which it then
+    reads behind its answer."""
     max_off_set_mass: float = 0.9
     """In ``logprob`` mode, a comparison in which anything but the labels is more probable than this is invalid."""
 
@@ -201,6 +204,7 @@ class JudgeOptions:
             system_prompt=self.system_prompt,
             max_tokens=self.max_tokens,
             max_off_set_mass=self.max_off_set_mass,
+            answers_first=self.answers_first,
         )
 
 
@@ -249,8 +253,10 @@ class PolicySelfComparisonJudge(Judge):
         max_tokens: int = 256,
         temperature: float = 0.0,
         max_off_set_mass: float = 0.9,
+        answers_first: bool = False,
     ) -> None:
         _check_judge(mode, max_tokens, temperature, max_off_set_mass)
+        self.answers_first = answers_first
         self.policy = policy
         self.renderer = renderer
         self.mode: JudgeMode = mode
@@ -271,7 +277,12 @@ class PolicySelfComparisonJudge(Judge):
         """
         if same_words(solutions[first], solutions[second]):
             return Comparison(first=first, second=second, outcome=Outcome.TIE, score=0.0, was_asked=False)
-        messages = judge_messages(question, solutions[first], solutions[second], self.system_prompt)
+        if self.answers_first:
+            judge = await self.for_question(question, seed)
+            return await judge.compare(question, solutions, first, second, seed)
+        messages = judge_messages(
+            question, solutions[first], solutions[second], self.system_prompt, self.own_answer
+        )
         asked = str(messages[-1]["content"])
         if self._labels is None:
             prompt = build_prompt(self.renderer, messages)

@@ -63,7 +63,7 @@ _COUNTED = frozenset(
             "order",
         ),
         *("judge", "judge_model", "judge_prices", "judge_mode", "judge_prompt", "judge_prompt_path"),
-        *("tournament_pattern", "protocol", "policies", "control", "prompts"),
+        *("judge_answers_first", "tournament_pattern", "protocol", "policies", "control", "prompts"),
         *("reward", "scorer_policy", "scorer_model"),
         *("preset", "reward_weights", "prior_precision", "solution_floor"),
         *("revision_votes", "votes_on_own", "ballots"),
@@ -212,15 +212,17 @@ def _asked_calls(reward: Reward, protocol: Protocol, number: int, text: Text, wa
                 (solution_key(*first), solution_key(*second))
                 for first, second in reward.matches(protocol, number)
             ],
-            messages=lambda question, first, second: _texts(
-                judge_messages(question, first, second, judge.system_prompt)
+            messages=lambda question, first, second, own: _texts(
+                judge_messages(
+                    question, first, second, judge.system_prompt, own if judge.answers_first else ""
+                )
             ),
             prefill=VERDICT_PREFIX if judge.mode == "logprob" else None,
             text=text,
-            wave=wave,
+            wave=wave + 1 if judge.answers_first else wave,
         )
         calls += judged if judge.endpoint is None else [replace(call, role="outside") for call in judged]
-    if judge is not None and reward.judge_answers:
+    if judge is not None and (reward.judge_answers or (judge.answers_first and calls)):
         calls.append(answer_call(text, wave, role="judge" if judge.endpoint is None else "outside"))
     if reward.scorer is not None:
         calls += scorer_calls(

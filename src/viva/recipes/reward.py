@@ -139,9 +139,13 @@ def _body(text: str | None) -> Mapping[str, object]:
 _JUDGE = (
     *("judge", "judge_every", "judge_decay", "judge_checkpoint", *ENDPOINT_OPTIONS),
     *("judge_mode", "judge_prompt", "judge_prompt_path", "judge_max_tokens", "judge_max_off_set_mass"),
+    "judge_answers_first",
 )
 """Options that say who judges, and how."""
-_COMPARING = ("judge_mode", "judge_prompt", "judge_prompt_path", "judge_max_off_set_mass")
+_COMPARING = (
+    *("judge_mode", "judge_prompt", "judge_prompt_path", "judge_max_off_set_mass"),
+    "judge_answers_first",
+)
 """Options of a judge that compares."""
 
 
@@ -165,6 +169,10 @@ class AskedConfig(JudgeConfig, RecipeConfig):
         default=None, doc="judge=RUN: last, best or a name; default: what the run ended with"
     )
     judge_prompt_path: str | None = chz.field(default=None, doc="file with what the judge is told")
+    judge_answers_first: bool = chz.field(
+        default=False,
+        doc="the judge answers the problem itself, and compares solutions behind its own answer",
+    )
     judge_max_off_set_mass: float = chz.field(
         default=0.9,
         doc="with logprob: a comparison is invalid if anything but a label is more probable than this",
@@ -249,6 +257,7 @@ class AskedConfig(JudgeConfig, RecipeConfig):
             system_prompt=self.judge_text() or options.system_prompt,
             max_tokens=self.judge_max_tokens,
             max_off_set_mass=self.judge_max_off_set_mass,
+            answers_first=self.judge_answers_first,
             **given,
         )
 

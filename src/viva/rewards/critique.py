@@ -189,6 +189,8 @@ class PeerReview(Reward):
             return {}
         before, after = conversation.solutions("proposal"), conversation.final_solutions
         changed = [agent_id for agent_id in after if not same_words(before[agent_id], after[agent_id])]
+        if changed:
+            judge = await judge.for_question(conversation.question, played.seed)
         tournaments = await gather_or_cancel(
             judge.tournament(
                 conversation.question,
@@ -412,7 +414,7 @@ def _health(conversation: Conversation, votes: ReviewVotes) -> Metrics:
             if turn.segment == name and isinstance(turn.response, LabelBallot)
         ]
         if labelled:
-            figures = _means(label_comparisons(labelled)) | figures
+            figures = _means(map(judge_health, label_comparisons(labelled))) | figures
             figures.pop("order_flips", None)  # each voter saw both orders
             figures["sampled"] = 0.0
         metrics |= {f"judge/{name}/{figure}": value for figure, value in figures.items()}
@@ -428,27 +430,21 @@ def revision_judge_figures(
 
     Means over the agents that it was asked about; accuracy over those of whose two solutions one is right.
     """
-    figures = {f"judge/revision/{name}": value for name, value in _means(judged.values()).items()}
-    if correct_initial is None or correct is None:
-        return figures
-    accuracies = [
-        value
-        for agent_id, comparisons in judged.items()
-        if agent_id in correct
-        for value in judge_accuracy(
-            comparisons, {0: correct_initial[agent_id], 1: correct[agent_id]}
-        ).values()
-    ]
-    if accuracies:
-        figures["judge/revision/accuracy"] = math.fsum(accuracies) / len(accuracies)
-    return figures
+    figures = _means(map(judge_health, judged.values()))
+    if correct_initial is not None and correct is not None:
+        figures |= _means(
+            judge_accuracy(comparisons, {0: correct_initial[agent_id], 1: correct[agent_id]})
+            for agent_id, comparisons in judged.items()
+            if agent_id in correct
+        )
+    return {f"judge/revision/{name}": value for name, value in figures.items()}
 
 
-def _means(judged: Iterable[Sequence[Comparison]]) -> dict[str, float]:
-    """Means over voters of `judge_health`, without the prefix."""
+def _means(figures: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Means over voters of figures of a judge, without the prefix."""
     columns: dict[str, list[float]] = {}
-    for comparisons in judged:
-        for name, value in judge_health(comparisons).items():
+    for own in figures:
+        for name, value in own.items():
             columns.setdefault(name.removeprefix("judge/"), []).append(value)
     return {name: math.fsum(column) / len(column) for name, column in columns.items()}
 

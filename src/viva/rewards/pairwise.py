@@ -115,7 +115,8 @@ def tournament(
         pattern: ``all_pairs_both_ways`` or ``all_pairs_one_way``.
         **judge: Fields of `viva.judging.judge.JudgeOptions`: ``policy`` (``current``, ``initial``, ``every``, ``ema``
             or another model), ``every``, ``decay``, ``checkpoint``, ``endpoint`` (a
-            `viva.judging.endpoint.EndpointOptions`), ``mode``, ``system_prompt``, ``max_tokens``, ``max_off_set_mass``.
+            `viva.judging.endpoint.EndpointOptions`), ``mode``, ``system_prompt``, ``max_tokens``, ``answers_first``,
+            ``max_off_set_mass``.
 
     Raises:
         ValueError: If a value is none of those allowed.

@@ -145,24 +145,26 @@ def _reply_text(segment: str, view: View, lengths: Lengths, prompts: Prompts) ->
 def judge_calls(
     matches: Sequence[tuple[Hashable, Hashable]],
     *,
-    messages: Callable[[str, str, str], Sequence[tuple[str, str]]],
+    messages: Callable[[str, str, str, str], Sequence[tuple[str, str]]],
     prefill: str | None,
     text: Text,
     wave: int,
 ) -> list[Call]:
     """A judge's comparisons of what is shown first and second, by key (`solution_key`).
 
-    `messages` makes role and text of a prompt from problem and both solutions; `prefill` is what the reply is made to
-    begin with if one label is read from its next token, ``None`` if a verdict is written.
+    `messages` makes role and text of a prompt from problem, both solutions and a text of a solution's length, the
+    judge's own answer; `prefill` is what the reply is made to begin with if one label is read from its next token,
+    ``None`` if a verdict is written.
     """
     prompts, question = text.prompts()
+    own = prompts.marker("own answer", text.lengths.solution_tokens)
     shown = {
         key: prompts.marker(key, text.lengths.solution_tokens)
         for key in dict.fromkeys(key for match in matches for key in match)
     }
     calls: list[Call] = []
     for first, second in matches:
-        asked = messages(question, shown[first], shown[second])
+        asked = messages(question, shown[first], shown[second], own)
         prompt = prompts.blocks(asked, prefill=prefill or "")
         reply = 1.0 if prefill is not None else text.lengths.verdict_tokens
         calls.append(Call(prompt=prompt, reply=reply, role="judge", wave=wave))

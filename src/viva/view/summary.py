@@ -43,6 +43,7 @@ _HEALTH = {
     "correct/final": "right after the conversation",
     "flip/wrong_to_right": "wrong solutions that revision mends",
     "flip/right_to_wrong": "right solutions that revision spoils",
+    "judge/pair_accuracy": "judge's scores of both orders favour the right one",
     "judge/accuracy": "judge prefers the right one",
     "judge/verdict/accuracy": "verdicts prefer the right one",
     "reward_truth_gap": "pairs in which the wrong one scores higher",

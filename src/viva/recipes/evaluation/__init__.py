@@ -109,6 +109,9 @@ class ScreenOptions(OpenedOptions):
     num_pairs: int = chz.field(
         default=100, doc="problems of which a pair of answers is judged; 0 judges none"
     )
+    judge_answers_first: bool = chz.field(
+        default=False, doc="the model answers the problem itself, and compares a pair behind its own answer"
+    )
     rewards: list[str] = chz.field(
         default_factory=lambda: ["majority", "judge_answer", "log_probability", "shuffled"],
         doc="rewards of solutions that are held against the truth",

@@ -52,7 +52,17 @@ _FOLDER = Path("runs/screen")
 
 _DECIDES = (
     *("num_samples", "temperature", "max_tokens", "question_template", "system_prompt"),
-    *("num_pairs", "rewards", "conversations", "kinds", "num_agents", "max_rounds", "seed", "resamples"),
+    *(
+        "num_pairs",
+        "judge_answers_first",
+        "rewards",
+        "conversations",
+        "kinds",
+        "num_agents",
+        "max_rounds",
+        "seed",
+        "resamples",
+    ),
 )
 """Options that stand in the result."""
 
@@ -111,6 +121,10 @@ def _make_plan(name: str, task: str, options: ScreenOptions) -> _Plan:
     if options.temperature == 0:
         raise ValueError(
             "temperature must be positive: all tries would be the same; a greedy answer is asked anyway"
+        )
+    if options.judge_answers_first and not options.num_pairs:
+        raise ValueError(
+            "judge_answers_first=True would change nothing: num_pairs=0 judges no pair; leave out one or the other"
         )
     check_output(options.output)
     check_prompts_path("TASK", task)
@@ -183,7 +197,12 @@ async def _sample(
             check=plan.check,
         ),
         num_samples=options.num_samples,
-        judge=PolicySelfComparisonJudge(PolicyRef(sampling_client=opened.client), opened.renderer),
+        judge=PolicySelfComparisonJudge(
+            PolicyRef(sampling_client=opened.client),
+            opened.renderer,
+            max_tokens=options.max_tokens,
+            answers_first=options.judge_answers_first,
+        ),
         num_pairs=options.num_pairs,
     )
     costs = Costs()
