@@ -122,7 +122,10 @@ FEATURES: tuple[Feature, ...] = (
     Feature(name="samplers that outlast a step", needs=(("old samplers stay",),)),
     Feature(name="temperature other than 1", needs=(("temperature in logprobs",),)),
     Feature(name="judge_mode=logprob", needs=(_ALTERNATIVES,)),
-    Feature(name="judge_mode=verdict, judge_answers_first, eval_temperature=0", needs=(*_SAMPLES, ("greedy samples",))),
+    Feature(
+        name="judge_mode=verdict, judge_answers_first, eval_temperature=0",
+        needs=(*_SAMPLES, ("greedy samples",)),
+    ),
     Feature(name="checkpoints, behavior_if_exists=resume", needs=(("checkpoints",),)),
     Feature(name="policies other than shared", needs=(("two training clients",), ("checkpoints",))),
     Feature(name="the same run twice", needs=(("seeds",), ("mixed batches",))),
