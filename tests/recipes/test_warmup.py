@@ -151,6 +151,7 @@ async def test_the_order_counts_in_every_pair_that_a_judge_is_tested_on(monkeypa
     figures = await test(None, 0)
     assert figures["test/judge/position_bias"] == figures["test/judge/order_gap"] == 0.25
     assert figures["test/judge/accuracy"] == (1 + 2 * 3) / 8
+    assert figures["test/judge/pair_accuracy"] == (0.5 + 3) / 4
 
 
 def test_no_text_of_a_file_becomes_a_control_token():

@@ -114,7 +114,7 @@ class JudgeEvaluator:
     options: JudgeOptions
 
     async def __call__(self, sampler: SamplingClient, step: int) -> Mapping[str, float]:
-        """``test/judge/...``: means over pairs of what `judge_health` says; and `judge_accuracy`."""
+        """``test/judge/...``: means over pairs of what `judge_health` and `judge_accuracy` say."""
         judge = self.options.make(PolicyRef(sampling_client=sampler), self.renderer)
         judged = await gather_or_cancel(
             judge.tournament(
@@ -125,9 +125,8 @@ class JudgeEvaluator:
             )
             for index, pair in enumerate(self.pairs)
         )
-        # of all comparisons together, `judge_health` would know one pair alone in both orders
-        figures = mean_by_key(judge_health(own) for own in judged)
-        figures |= judge_accuracy([each for own in judged for each in own], {0: True, 1: False})
+        # all comparisons together would be of one pair
+        figures = mean_by_key(judge_health(own) | judge_accuracy(own, {0: True, 1: False}) for own in judged)
         return {f"test/{name}": value for name, value in figures.items()}
 
 
