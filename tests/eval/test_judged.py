@@ -79,6 +79,7 @@ def test_every_figure_of_a_table_worked_out_by_hand():
     assert found["first_shown_rate"] == pytest.approx(4 / 6)  # A of A, B, A, A, B, A
     assert found["longer_rate"] == pytest.approx((2 + 1 + 1) / 5)
     assert found["accuracy"] == pytest.approx((2 + 1) / 4)
+    assert found["pair_accuracy"] == pytest.approx((1 + 0.5) / 2)
     assert "win_rate/expected" not in found
 
 

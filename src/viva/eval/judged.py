@@ -25,7 +25,7 @@ from viva.eval.estimates import (
     term_of,
 )
 from viva.eval.records import Answer, Asked, Costs, Figure
-from viva.judging.comparison import Comparison, Judge, JudgeError, Outcome
+from viva.judging.comparison import Comparison, Judge, JudgeError, Outcome, judge_accuracy
 from viva.judging.judge import PolicyRef, SamplingClient
 from viva.training.console import Begin, StepProgress, unseen
 from viva.training.data import PromptItem, derive_seed
@@ -134,6 +134,7 @@ def judged_figures(
     - ``first_shown_rate``: of verdicts with a winner, those for the answer shown first; 50 % is no preference.
     - ``longer_rate``: of verdicts with a winner on answers of unequal lengths, those for the longer one.
     - ``accuracy``: of readable verdicts on a right and a wrong answer, those for the right one, a tie counting half.
+    - ``pair_accuracy``: of such pairs, those whose scores of both orders together favour the right one; equal: half.
 
     Figures that nothing contributes to have no value; those of known answers and probabilities are left out.
     """
@@ -179,6 +180,7 @@ def _terms(pairs_P_N: Sequence[Sequence[JudgedPair]]) -> dict[str, Terms]:
     }
     if any(pair.known is not None for pairs in pairs_P_N for pair in pairs):
         parts["accuracy"] = _accuracy
+        parts["pair_accuracy"] = _pair_accuracy
     return {
         name: [term_of(value for pair in pairs for value in values(pair)) for pairs in pairs_P_N]
         for name, values in parts.items()
@@ -215,6 +217,14 @@ def _accuracy(pair: JudgedPair) -> list[float]:
     if pair.known is None or first == second:
         return []
     return [points if first else 1.0 - points for points in pair.points]
+
+
+def _pair_accuracy(pair: JudgedPair) -> list[float]:
+    if pair.known is None:
+        return []
+    right = {place: answer.right for place, answer in enumerate(pair.answers)}
+    found = judge_accuracy(pair.comparisons, right)
+    return [found["judge/pair_accuracy"]] if found else []
 
 
 def cohen_kappa(table: npt.NDArray[np.float64]) -> float | None:

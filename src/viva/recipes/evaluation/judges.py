@@ -347,7 +347,8 @@ _LEGEND = {
     "flip_rate": "flip_rate: winners that change with the order; first_shown_rate: verdicts for the answer shown "
     "first; longer_rate: for the longer one; 50 % of these two is no preference",
     "failed_rate": "invalid_rate, failed_rate: of comparisons asked; they count for nobody",
-    "accuracy": "accuracy: verdicts for the right answer, of a right and a wrong one",
+    "accuracy": "accuracy: verdicts for the right answer, of a right and a wrong one; pair_accuracy: pairs whose "
+    "scores of both orders together favour it",
     "kappa": "agreement, kappa: of both judges, pair by pair (Cohen's kappa: 0 is chance)",
 }
 
