@@ -20,7 +20,7 @@ from viva.cli import main
 from viva.engine.lora import AdapterSettings, target_modules
 from viva.engine.model import load_base_model
 from viva.recipes.config import parse_options
-from viva.recipes.evaluation import EvalOptions
+from viva.recipes.evaluation import EvalOptions, ScreenOptions
 from viva.recipes.export import ExportOptions
 from viva.recipes.programs import RECIPES, train_recipe
 from viva.recipes.strategies import find_strategies
@@ -261,7 +261,11 @@ def named_in_messages(path):
 
 def test_every_option_that_an_error_or_advice_names_is_there():
     configs = [importlib.import_module(f"viva.recipes.{recipe}").Config for recipe in RECIPES]
-    known = {name for each in (*configs, EvalOptions, ExportOptions) for name in chz.chz_fields(each)}
+    known = {
+        name
+        for each in (*configs, EvalOptions, ExportOptions, ScreenOptions)
+        for name in chz.chz_fields(each)
+    }
     source = Path(viva.__file__).parent
     rooms = ("engine", "training", "run", "conversation", "judging", "experts", "selfplay", "recipes")
     named = {
