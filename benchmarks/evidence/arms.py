@@ -31,8 +31,8 @@ above voting; ``proposals_steps`` and its contrasts when two seeds of both had b
 ``r_meta`` and ``r_diag``, and the contrasts of ``r_sol`` with them and ``comas``, ``maca``, ``log_probability`` and
 ``peer_prediction``, were named before any of these had been run on a small bed; on the beds of a model that others
 trained the last two had five seeds by then. ``preference_answers_first`` and its contrasts were named before it had
-been run, when ``preference`` had all its seeds, and a judge that answers first had been right on 73 % of the pairs
-of ``steps-large`` on which one that only compares is right on 53 %.
+been run, when ``preference`` had all its seeds, and a judge that answers first had been seen to tell right from wrong
+answers to ``steps-large`` better than one that only compares.
 """
 
 from collections.abc import Mapping

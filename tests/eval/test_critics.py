@@ -5,15 +5,16 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from review_agents import but, honest, judge_of, play
+from review_agents import RENDERER, but, honest, judge_of, larger_wins, play
 
 from viva.eval.records import Figure
 from viva.eval.screening import Criticised, Verdict, criticised, have_pairs_judged, verdict_of
 from viva.eval.screening_advice import screening_advice
 from viva.eval.screening_figures import conversation_screening, critic_figures
 from viva.judging.ballots import Preference, Tie
-from viva.judging.comparison import Comparison, Outcome
-from viva.judging.judge import VERDICT_SCORES
+from viva.judging.comparison import VERDICT_PREFIX, Comparison, Outcome
+from viva.judging.judge import VERDICT_SCORES, PolicyRef, PolicySelfComparisonJudge
+from viva.testing import ScriptedSamplingClient
 
 
 @pytest.mark.parametrize(
@@ -112,13 +113,26 @@ async def test_a_conversation_is_read_and_its_pairs_are_judged_in_both_orders():
         **{(0, 1): False, (0, 2): True, (1, 0): None, (1, 2): None, (2, 0): True, (2, 1): False}
     }
     (judged,) = await have_pairs_judged([found], judge_of(), 0, most=9)
-    assert [(each.first, each.second) for each in judged.judged] == [(0, 1), (1, 0), (2, 1), (1, 2)]
+    assert [(each.first, each.second) for each in judged.judged] == [(0, 1), (1, 0), (1, 2), (2, 1)]
     figures = {name: value(terms) for name, terms in critic_figures([judged]).items()}
     assert figures["critics/readable"] == 4 / 6
     assert all(figures[f"{name}/pair_accuracy"] == 1.0 for name in ("critics", "ballots", "judge"))
     (few,) = await have_pairs_judged([found], judge_of(), 0, most=1)
     assert len(few.judged) == 2
     assert (await have_pairs_judged([found], judge_of(), 0, most=0)) == (found,)
+
+
+async def test_a_judge_that_answers_first_answers_once_for_all_pairs_of_a_conversation():
+    client = ScriptedSamplingClient(
+        renderer=RENDERER,
+        script=lambda prompt, call: "A" if prompt.endswith(VERDICT_PREFIX) else "it is a",
+        next_token=larger_wins,
+    )
+    judge = PolicySelfComparisonJudge(PolicyRef(sampling_client=client), RENDERER, answers_first=True)
+    both = await have_pairs_judged([talk(), talk()], judge, 0, most=9)
+    assert [len(each.judged) for each in both] == [4, 4]
+    assert all("Your own answer:\n> it is a\n" in each.prompt for one in both for each in one.judged)
+    assert sum(not prompt.endswith(VERDICT_PREFIX) for prompt in client.prompts) == 2
 
 
 def advice(talks):

@@ -116,10 +116,16 @@ async def test_an_endpoint_that_answers_first_compares_behind_its_answer():
     ) as server:
         async with endpoint_of(server) as endpoint:
             judge = judge_of(endpoint, answers_first=True)
-            both = await judge.in_both_orders("2 + 2?", {0: "4", 1: "5"}, 0, 1, seed=0)
-    assert [each["messages"][-1]["content"] for each in server.requests[1:]] == [each.prompt for each in both]
+            both = await judge.tournament(
+                "2 + 2?", {0: "4", 1: "5"}, TournamentPattern.ALL_PAIRS_BOTH_WAYS, seed=0
+            )
+    asked, *compared = server.requests
+    # both comparisons are in flight together, and either may arrive first
+    assert sorted(each["messages"][-1]["content"] for each in compared) == sorted(
+        each.prompt for each in both
+    )
     assert all("Your own answer:\n> It is 4.\nEnd of your own answer.\n" in each.prompt for each in both)
-    assert server.requests[0]["messages"] == [{"role": "user", "content": "2 + 2?"}]
+    assert asked["messages"] == [{"role": "user", "content": "2 + 2?"}]
 
 
 async def test_the_same_words_tie_and_nothing_is_asked():

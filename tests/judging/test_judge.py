@@ -517,7 +517,7 @@ async def test_the_answer_is_greedy_asked_once_for_both_orders_and_by_a_comparis
 
     client = Watched(renderer=RENDERER, script=says("4"), next_token=prefers_later)
     judge = judge_of(client, answers_first=True, max_tokens=40)
-    one, other = await judge.in_both_orders("2 + 2?", SOLUTIONS, 0, 2, seed=1)
+    one, other = await judge.tournament("2 + 2?", {0: "zero", 2: "two"}, BOTH, seed=1)
     assert (one.first, one.second, other.first, other.second) == (0, 2, 2, 0)
     assert [(each.temperature, each.max_tokens) for each in asked] == [(0.0, 40), (1.0, 1), (1.0, 1)]
     alone = await judge.compare("2 + 2?", SOLUTIONS, 0, 2, seed=1)
@@ -527,5 +527,13 @@ async def test_the_answer_is_greedy_asked_once_for_both_orders_and_by_a_comparis
 
 async def test_an_answer_that_was_cut_is_none() -> None:
     client = client_of(script=says("a long answer"), next_token=prefers_later)
-    one, _ = await judge_of(client, answers_first=True, max_tokens=2).in_both_orders("q", SOLUTIONS, 0, 2, 1)
-    assert "own answer" not in one.prompt
+    judge = judge_of(client, answers_first=True, max_tokens=2)
+    found = await judge.tournament("q", SOLUTIONS, BOTH, seed=1)
+    assert len(client.prompts) == 1 + len(found)
+    assert all("own answer" not in comparison.prompt for comparison in found)
+
+
+async def test_nothing_is_answered_where_there_is_nothing_to_compare() -> None:
+    client = client_of(script=says("4"), next_token=prefers_later)
+    await judge_of(client, answers_first=True).tournament("q", dict.fromkeys(range(3), "4"), BOTH, seed=1)
+    assert client.prompts == []

@@ -23,7 +23,7 @@ from viva.eval.records import Answer, Cost, Figure, Played, is_lenient, write_js
 from viva.experts.strategy import record_of
 from viva.judging.answers import AnswerCheck, extract_answer, marked_answer
 from viva.judging.ballots import Vote
-from viva.judging.comparison import Comparison, Judge
+from viva.judging.comparison import Comparison, Judge, TournamentPattern
 from viva.judging.judge import SamplingClient
 from viva.judging.records import ConversationRecord
 from viva.training.console import Begin, StepProgress, unseen
@@ -36,6 +36,7 @@ _SHORT_REPLY = 5
 """Words up to which a reply without mark or number is taken to be an answer as a whole."""
 _LONGEST_ENDING = 80
 """Characters of a critique's end in which its verdict is looked for."""
+_BOTH_WAYS = TournamentPattern.ALL_PAIRS_BOTH_WAYS
 _VERDICT = re.compile(
     r"(?<!\bwhat )\b(?:is|looks|seems)\s+[*_\"']*(?:(?P<right>right|correct)|(?P<wrong>wrong|incorrect))[\s.!*_\"')]*$",
     re.I,
@@ -90,7 +91,7 @@ class Judged:
     """Two answers to one problem, compared in both orders."""
 
     first: int
-    """Number of the answer that is shown first in the first comparison; the right one where answers are known."""
+    """Number of an answer; the right one where answers are known."""
     second: int
     both: tuple[Comparison, Comparison]
 
@@ -200,11 +201,11 @@ class Screener:
         async def judge(place: int, first: int, second: int) -> Judged:
             problem = problems_P[place]
             texts = {number: problem.tries_N[number].answer.text for number in (first, second)}
-            both = await self.judge.in_both_orders(
-                problem.question, texts, first, second, derive_seed(seed, "judge", place)
+            one, other = await self.judge.tournament(
+                problem.question, texts, _BOTH_WAYS, derive_seed(seed, "judge", place)
             )
-            progress.on_group(both)
-            return Judged(first=first, second=second, both=both)
+            progress.on_group((one, other))
+            return Judged(first=first, second=second, both=(one, other))
 
         judged = await gather_or_cancel(judge(place, *pair) for place, pair in chosen.items())
         by_place = dict(zip(chosen, judged, strict=True))
@@ -277,17 +278,22 @@ async def have_pairs_judged(
     chosen = [(place, pair) for place, talk in enumerate(talks) for pair in talk.pairs][:most]
     progress = begin("critics' pairs", len(chosen), "pairs")
 
-    async def compare(place: int, right: int, wrong: int) -> tuple[Comparison, Comparison]:
-        talk, place_seed = talks[place], derive_seed(seed, "critics' pairs", place, right, wrong)
-        both = await judge.in_both_orders(talk.question, talk.solutions, right, wrong, place_seed)
+    async def compare(own: Judge, place: int, right: int, wrong: int) -> list[Comparison]:
+        talk, pair_seed = talks[place], derive_seed(seed, "critics' pairs", place, right, wrong)
+        texts = {agent_id: talk.solutions[agent_id] for agent_id in (right, wrong)}
+        both = await own.tournament(talk.question, texts, _BOTH_WAYS, pair_seed)
         progress.on_group(both)
         return both
 
-    found = await gather_or_cancel(compare(place, *pair) for place, pair in chosen)
-    by_place: dict[int, list[Comparison]] = {}
-    for (place, _), both in zip(chosen, found, strict=True):
-        by_place.setdefault(place, []).extend(both)
-    return tuple(replace(talk, judged=tuple(by_place.get(place, ()))) for place, talk in enumerate(talks))
+    async def judged(place: int, talk: Criticised) -> Criticised:
+        pairs = [pair for at, pair in chosen if at == place]
+        if not pairs:
+            return talk
+        own = await judge.for_question(talk.question, derive_seed(seed, "critics' pairs", place))
+        found = await gather_or_cancel(compare(own, place, *pair) for pair in pairs)
+        return replace(talk, judged=tuple(each for both in found for each in both))
+
+    return tuple(await gather_or_cancel(judged(place, talk) for place, talk in enumerate(talks)))
 
 
 def write_screening(path: Path, screening: Screening) -> None:

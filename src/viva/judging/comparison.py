@@ -193,21 +193,13 @@ class Judge(ABC):
         if pattern == TournamentPattern.ALL_PAIRS_ONE_WAY:
             orders = [order if rng.random() < 0.5 else (order[1], order[0]) for order in orders]
         with remembering({}):
-            judge = await self.for_question(question, seed)
+            judge: Judge = self
+            if not all(same_words(solutions[first], solutions[second]) for first, second in orders):
+                judge = await self.for_question(question, seed)
             return await gather_or_cancel(
                 judge.compare(question, solutions, first, second, rng.getrandbits(31))
                 for first, second in orders
             )
-
-    async def in_both_orders(
-        self, question: str, solutions: Mapping[int, str], first: int, second: int, seed: int
-    ) -> tuple[Comparison, Comparison]:
-        """One pair in both orders, beginning with ``first`` as A, with the same seed."""
-        judge = await self.for_question(question, seed)
-        one, other = await gather_or_cancel(
-            judge.compare(question, solutions, *order, seed) for order in ((first, second), (second, first))
-        )
-        return one, other
 
     async def for_question(self, question: str, seed: int) -> "Judge":
         """The judge of one question's solutions: this one, with its own answer if it `answers_first`.
@@ -220,6 +212,13 @@ class Judge(ABC):
         judge.own_answer = await self.answer([Message(role="user", content=question)], seed)
         judge.answers_first = False
         return judge
+
+    async def messages_for(
+        self, question: str, solution_a: str, solution_b: str, system_prompt: str, seed: int
+    ) -> list[Message]:
+        """The messages of one comparison, behind the judge's own answer if it answers first."""
+        judge = await self.for_question(question, seed)
+        return judge_messages(question, solution_a, solution_b, system_prompt, judge.own_answer)
 
 
 class NoValidComparisonsError(RuntimeError):

@@ -37,7 +37,6 @@ from viva.judging.comparison import (
     Judge,
     JudgeError,
     Outcome,
-    judge_messages,
     read_labels,
     same_words,
 )
@@ -277,11 +276,8 @@ class PolicySelfComparisonJudge(Judge):
         """
         if same_words(solutions[first], solutions[second]):
             return Comparison(first=first, second=second, outcome=Outcome.TIE, score=0.0, was_asked=False)
-        if self.answers_first:
-            judge = await self.for_question(question, seed)
-            return await judge.compare(question, solutions, first, second, seed)
-        messages = judge_messages(
-            question, solutions[first], solutions[second], self.system_prompt, self.own_answer
+        messages = await self.messages_for(
+            question, solutions[first], solutions[second], self.system_prompt, seed
         )
         asked = str(messages[-1]["content"])
         if self._labels is None:

@@ -52,17 +52,8 @@ _FOLDER = Path("runs/screen")
 
 _DECIDES = (
     *("num_samples", "temperature", "max_tokens", "question_template", "system_prompt"),
-    *(
-        "num_pairs",
-        "judge_answers_first",
-        "rewards",
-        "conversations",
-        "kinds",
-        "num_agents",
-        "max_rounds",
-        "seed",
-        "resamples",
-    ),
+    *("num_pairs", "judge_answers_first", "rewards", "conversations", "kinds"),
+    *("num_agents", "max_rounds", "seed", "resamples"),
 )
 """Options that stand in the result."""
 
