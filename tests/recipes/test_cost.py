@@ -226,21 +226,6 @@ def test_the_comparisons_of_plain_samples_are_counted_exactly(measured) -> None:
     assert found["verdicts"] == 2 * 3 * 2
 
 
-@pytest.mark.parametrize("config_class", [PreferenceConfig, CritiqueConfig])
-def test_the_answer_of_a_judge_that_answers_first_is_counted(config_class) -> None:
-    text = CostOptions(recipe="").text
-    config = config_class(num_agents=3, batch_size=12)
-    plain, first = (
-        recipe_cost(chz.replace(config, judge_answers_first=answers), text).counts
-        for answers in (False, True)
-    )
-    groups = first.num_judge_calls - plain.num_judge_calls
-    assert groups == 12 // 3
-    assert first.judged - plain.judged == pytest.approx(groups * (text.lengths.solution_tokens + 1))
-    longer = first.judge_prompts.rows.tokens - plain.judge_prompts.rows.tokens
-    assert longer > plain.num_judge_calls * text.lengths.solution_tokens
-
-
 def test_the_judges_own_answers_are_counted_exactly(measured) -> None:
     config = plain_samples(4, reward="judge_answer")
     found = measured(config, solve)
@@ -275,6 +260,23 @@ def test_critique_self_play_is_counted_exactly(measured, votes) -> None:
     agrees(found, config)
     # rankings that cannot be read earn nothing, and nothing of them is trained
     assert found.get("optim/tokens", 0) <= recipe_cost(config, EXACT).counts.trained.rows.tokens
+
+
+@pytest.mark.parametrize(("config_class", "script"), [(PreferenceConfig, talk), (CritiqueConfig, review)])
+def test_a_judge_that_answers_first_answers_once_a_conversation_and_is_counted_exactly(
+    measured, config_class, script
+) -> None:
+    def said(prompt: str, call: int) -> str:
+        return script(prompt, call) if "<|im_start|>system" in prompt else "7".ljust(30, "s")
+
+    config = config_class(num_agents=3, batch_size=6, judge_answers_first=True)
+    found = measured(config, said, lambda prompt: {"A": 0.2, "B": 0.7, "T": 0.1})
+    counts = recipe_cost(config, EXACT).counts
+    assert found["replies"] + found["verdicts"] == counts.num_calls + counts.num_judge_calls
+    assert found["replies"] == counts.num_calls + 2
+    assert found["judge/sampled_tokens"] == counts.judged
+    assert found["judge_tokens"] == counts.judge_prompts.rows.tokens
+    assert found["rollout/sampled_tokens"] == counts.sampled
 
 
 def review_differently(prompt: str, call: int) -> str:
