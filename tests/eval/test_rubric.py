@@ -7,18 +7,12 @@ from hypothesis import strategies as st
 
 from viva.eval.estimates import compare
 from viva.eval.records import WRONG, Asked
-from viva.eval.rubric import (
-    Criterion,
-    CriterionScore,
-    EndpointCriterionJudge,
-    PolicyCriterionJudge,
-    read_rubric,
-    rubric_figures,
-    score_answers,
-)
+from viva.eval.rubric import CriterionScore, rubric_figures, score_answers
 from viva.judging.comparison import JudgeError
 from viva.judging.endpoint import ChatEndpoint, EndpointOptions
-from viva.judging.judge import PolicyRef
+from viva.judging.endpoint_judge import EndpointJudge
+from viva.judging.judge import JudgeOptions, PolicyRef, PolicySelfComparisonJudge
+from viva.judging.rubric import Criterion, read_rubric
 from viva.testing import ScriptedSamplingClient, tiny_renderer
 
 CRITERIA = (Criterion(text="is polite", weight=3.0), Criterion(text="is short"))
@@ -71,8 +65,8 @@ def test_a_list_of_texts_and_weights_is_read(tmp_path, text):
         ("[]", "must hold a list of criteria"),
         ("a: b", "must hold a list of criteria"),
         ("- [x", "cannot be read"),
-        ("- ''", "criterion 1 needs a text"),
-        ("- x\n- 3", "criterion 2 needs a text; got 3"),
+        ("- ''", "criterion 1: a criterion needs a text"),
+        ("- x\n- 3", "criterion 2 needs a text, and a number as weight or none; got 3"),
         ("- x\n- x", "holds a criterion twice"),
         ("- {text: x, weight: 0}", "needs a weight above 0"),
         ("- {text: x, weight: .nan}", "needs a weight above 0"),
@@ -98,9 +92,9 @@ async def test_a_policy_is_read_by_the_probabilities_of_yes_and_no():
         return next(each for text, each in chances.items() if f"> {text}\n" in prompt)
 
     client = ScriptedSamplingClient(renderer=renderer, next_token=next_token)
-    judge = PolicyCriterionJudge(PolicyRef(sampling_client=client), renderer)
-    assert (await judge.score("q", "hello", "is polite", 0)).value == pytest.approx(0.75)
-    assert (await judge.score("q", "hello", "is short", 0)).value is None  # anything but the labels
+    judge = PolicySelfComparisonJudge(PolicyRef(sampling_client=client), renderer)
+    assert await judge.score("q", "hello", "is polite", 0) == pytest.approx(0.75)
+    assert await judge.score("q", "hello", "is short", 0) is None  # anything but the labels
 
 
 @pytest.mark.parametrize(
@@ -117,8 +111,8 @@ async def test_a_policy_is_read_by_the_probabilities_of_yes_and_no():
 async def test_an_endpoint_writes_yes_or_no(text, value):
     with chat_server(in_turn(completion(text))) as server:
         async with ChatEndpoint(EndpointOptions(url=server.url, model="m")) as endpoint:
-            judge = EndpointCriterionJudge(endpoint, max_tokens=50)
-            assert (await judge.score("q", "hello", "is polite", 0)).value == value
+            judge = EndpointJudge(endpoint, JudgeOptions(mode="verdict", max_tokens=50))
+            assert await judge.score("q", "hello", "is polite", 0) == value
     assert "> is polite" in server.requests[0]["messages"][1]["content"]
 
 
@@ -131,7 +125,7 @@ async def test_every_criterion_of_every_answer_is_asked_by_itself_and_a_failure_
             self.asked.append((question, answer, criterion))
             if answer == "crash":
                 raise JudgeError("no reply")
-            return CriterionScore(value=float(criterion in answer))
+            return float(criterion in answer)
 
     answers = [["is polite", "x"], ["crash", "is short, is polite"]]
     asked = [

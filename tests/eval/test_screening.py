@@ -17,6 +17,7 @@ from viva.eval.screening_figures import correlation, screening_figures
 from viva.judging.answers import CHECKS
 from viva.judging.comparison import VERDICT_PREFIX
 from viva.judging.judge import PolicyRef, PolicySelfComparisonJudge
+from viva.judging.rubric import CRITERION_PREFIX
 from viva.rewards import find_reward
 from viva.testing import ScriptedSamplingClient, tiny_renderer
 from viva.training.data import PromptItem
@@ -301,3 +302,39 @@ def test_scores_that_favour_the_right_one_are_seen_behind_verdicts_that_turn_wit
     assert found["judge/position_bias"].value == 1.0
     assert (found["judge/accuracy"].value, found["judge/pair_accuracy"].value) == (0.5, 1.0)
     assert advice(first)["tournament"].verdict == "works"
+
+
+def test_single_answers_are_scored_behind_the_judges_own_and_unreadable_scores_are_left_out():
+    """The judge finds its own answer likely; about the first problem it cannot be read."""
+    rewards = {"rubric": find_reward("rubric"), "shuffled_rubric": find_reward("shuffled_rubric")}
+
+    def labels(prompt):
+        if not prompt.endswith(CRITERION_PREFIX):
+            return {}
+        own = re.search(r"Your own answer:\n> The answer is (\d+)", prompt)[1]
+        shown = re.search(r"\nAnswer:\n> The answer is (\d+)", prompt)[1]
+        yes = 0.6 if own == shown else 0.5
+        return {"x": 1.0} if "What is 0 + 1" in prompt else {"y": yes, "n": 1 - yes}
+
+    def script(prompt, call):
+        right = int(re.search(r"What is (\d+) \+ 1", prompt)[1]) + 1
+        return f"The answer is {right if call >= 12 * 7 or call % 2 else 999}."
+
+    client = ScriptedSamplingClient(renderer=RENDERER, script=script, next_token=labels)
+    judge = PolicySelfComparisonJudge(PolicyRef(sampling_client=client), RENDERER, answers_first=True)
+    direct = DirectSampler(renderer=RENDERER, sampling=Sampling(seed=0, max_tokens=60, temperature=0.7))
+    screener = Screener(direct=direct, num_samples=6, judge=judge, num_pairs=0)
+    items = [PromptItem(question=f"What is {n} + 1?", answer=str(n + 1)) for n in range(12)]
+
+    async def screen():
+        return await screener.have_scored(await screener.ask(client, items), rewards["rubric"], seed=0)
+
+    problems = asyncio.run(screen())
+    found = screening_figures(problems, rewards, resamples=200, seed=0)
+    assert found["rubric/accuracy"].value == 1.0
+    assert found["correlation/rubric"].value == pytest.approx(1.0)
+    assert found["rubric/accuracy"].num_problems == 11
+    assert found["rubric/invalid_rate"].value == pytest.approx(1 / 12)
+    assert abs(found["correlation/shuffled_rubric"].value) < 0.9
+    told = {each.about: each for each in screening_advice(found, rewards=list(rewards), has_answers=True)}
+    assert told["rubric"].verdict == "works"

@@ -18,6 +18,7 @@ from tinker_cookbook.renderers.base import Message
 from viva.cli import main
 from viva.conversation.rendering import build_prompt
 from viva.judging.comparison import VERDICT_PREFIX
+from viva.judging.rubric import CRITERION_PREFIX
 from viva.recipes.conversation_preference_rl import Config as PreferenceConfig
 from viva.recipes.cost import CostOptions, parse_cost, recipe_cost, uncounted_options
 from viva.recipes.critique_self_play import Config as CritiqueConfig
@@ -102,7 +103,8 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., d
         judged = [
             prompt
             for prompt in sampler.prompts
-            if prompt.endswith(VERDICT_PREFIX) or " student" in prompt  # of a judge or a scorer
+            if prompt.endswith((VERDICT_PREFIX, CRITERION_PREFIX))
+            or " student" in prompt  # of a judge or a scorer
         ]
         num_replies = len(sampler.prompts) - len(judged)
         return {
@@ -155,7 +157,7 @@ def larger_wins(prompt: str) -> dict[str, float]:
 
 
 def talk(prompt: str, call: int):
-    if prompt.endswith(VERDICT_PREFIX):
+    if prompt.endswith((VERDICT_PREFIX, CRITERION_PREFIX)):
         return ""
     return honest(f"{turn_of(prompt)[0]}".ljust(30, "s"), reflection="r" * 11, evaluation="e" * 11)
 
@@ -236,6 +238,36 @@ def test_the_judges_own_answers_are_counted_exactly(measured) -> None:
     assert found["rollout/total_tokens"] == counts.total
 
 
+def of_solutions(prompt: str) -> dict[str, float]:
+    return {"y": 0.6, "n": 0.4} if prompt.endswith(CRITERION_PREFIX) else {}
+
+
+@pytest.mark.parametrize("answers_first", [False, True])
+def test_the_scores_of_a_rubric_are_counted_exactly(measured, answers_first) -> None:
+    def said(prompt: str, call: int) -> str:
+        return talk(prompt, call) if "<|im_start|>system" in prompt else "7".ljust(30, "s")
+
+    criteria = {"It is right.": 2.0, "It is brief and polite.": 1.0}
+    config = PreferenceConfig(
+        num_agents=3, batch_size=6, reward="rubric", criteria=criteria, judge_answers_first=answers_first
+    )
+    found = measured(config, said, of_solutions)
+    counts = recipe_cost(config, EXACT).counts
+    assert found["verdicts"] == 2 * 3 * 2
+    assert found["replies"] + found["verdicts"] == counts.num_calls + counts.num_judge_calls
+    assert found["judge/sampled_tokens"] == counts.judged
+    assert found["judge_tokens"] == counts.judge_prompts.rows.tokens
+    assert found["rollout/total_tokens"] == counts.total
+
+
+def test_the_scores_of_plain_samples_are_counted_exactly(measured) -> None:
+    config = plain_samples(4, reward="rubric")
+    found = measured(config, solve, of_solutions)
+    counts = recipe_cost(config, EXACT).counts
+    assert (found["replies"], found["verdicts"]) == (counts.num_calls, counts.num_judge_calls) == (8, 8)
+    assert found["rollout/total_tokens"] == counts.total
+
+
 def review(prompt: str, call: int) -> str:
     if prompt.endswith(VERDICT_PREFIX):
         return ""
@@ -310,6 +342,8 @@ def test_every_reward_of_a_review_is_counted_exactly(measured, reward, per_agent
 
 def solve(prompt: str, call: int) -> str:
     """Every reply is another one, and every second one right."""
+    if prompt.endswith(CRITERION_PREFIX):
+        return ""
     number = f"{call:03d}"[::-1]  # so that they differ from the first letters on
     return f"{number}: ".ljust(14, "s") + f"the answer is {call % 2}."
 

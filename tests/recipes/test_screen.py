@@ -110,6 +110,8 @@ def test_a_family_of_reasoning_gym_in_python(model, tmp_path, monkeypatch):
         ("task.jsonl", ["sample=3"], "unknown option 'sample'"),
         ("task.jsonl", ["grader=choice"], "grader=choice needs known answers"),
         ("task.jsonl", ["num_pairs=0", "judge_answers_first=True"], "num_pairs=0 judges no pair"),
+        ("task.jsonl", ['criteria={"It is short.": 1}'], "criteria would change nothing: no reward scores"),
+        ("task.jsonl", ['rewards=["rubric"]', "criteria={}"], "criteria must be one or more that differ"),
         ("task.jsonl", ["output=x.txt"], "output must be a file that ends in .json"),
     ],
 )

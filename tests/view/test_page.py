@@ -59,6 +59,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     hostile = {
         "question": HOSTILE,
         "judge_answer": HOSTILE,
+        "criteria": [{"text": HOSTILE, "weight": 2.0}, {"text": "It is short.", "weight": 1.0}],
+        "rubric": {"0": [0.25, None]},
+        "comparisons": [],
         "turns": [said],
         "tags": [HOSTILE],
         "strategy": HOSTILE,

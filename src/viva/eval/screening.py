@@ -26,6 +26,7 @@ from viva.judging.ballots import Vote
 from viva.judging.comparison import Comparison, Judge, TournamentPattern
 from viva.judging.judge import SamplingClient
 from viva.judging.records import ConversationRecord
+from viva.rewards.solutions import Models, SolutionReward, Solutions
 from viva.training.console import Begin, StepProgress, unseen
 from viva.training.data import PromptItem, derive_seed
 from viva.training.rollouts import GroupOutcome
@@ -106,6 +107,8 @@ class Screened:
     """At temperature 0."""
     tries_N: tuple[Try, ...]
     judged: Judged | None = None
+    rubric: dict[int, tuple[float | None, ...]] | None = None
+    """A judge's scores by number of the answer, where a reward of ``rubric`` was asked for; ``None``: unreadable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +213,36 @@ class Screener:
         judged = await gather_or_cancel(judge(place, *pair) for place, pair in chosen.items())
         by_place = dict(zip(chosen, judged, strict=True))
         return tuple(replace(each, judged=by_place.get(place)) for place, each in enumerate(problems_P))
+
+    async def have_scored(
+        self, problems_P: Sequence[Screened], reward: SolutionReward, seed: int, begin: Begin = unseen
+    ) -> tuple[Screened, ...]:
+        """The problems with the judge's scores of all answers, by the criteria of a reward of ``rubric``."""
+        progress = begin("scored answers", len(problems_P), "problems")
+
+        async def score(place: int, problem: Screened) -> Screened:
+            group = solutions_of(problem.tries_N, derive_seed(seed, "rubric", place))
+            scored = await reward.ask(group, problem.question, Models(judge=self.judge))
+            progress.on_group(scored)
+            return replace(
+                problem, rubric={number: tuple(each) for number, each in (scored.rubric or {}).items()}
+            )
+
+        return tuple(await gather_or_cancel(score(place, each) for place, each in enumerate(problems_P)))
+
+
+def solutions_of(tries_N: Sequence[Try], seed: int) -> Solutions:
+    """The answers to a problem as rewards see them."""
+    texts = [one.answer.text for one in tries_N]
+    return Solutions(
+        final_G=texts,
+        first_G=texts,
+        finished_G=[one.answer.finished for one in tries_N],
+        # the mean over tokens stands for them: no reward of solutions looks at single tokens
+        logprobs_G_T=[[one.logprob / one.answer.num_tokens] for one in tries_N],
+        graded_G=[float(one.answer.right) for one in tries_N],
+        seed=seed,
+    )
 
 
 def pair_of(problem: Screened) -> tuple[int, int] | None:

@@ -30,11 +30,12 @@ from viva.eval.estimates import (
 )
 from viva.eval.figures import conversation_figures
 from viva.eval.records import Figure, Played
-from viva.eval.screening import Criticised, Screened, Try
+from viva.eval.screening import Criticised, Screened, solutions_of
 from viva.judging.ballots import ballot_accuracy
-from viva.judging.comparison import Comparison, judge_accuracy, judge_health
+from viva.judging.comparison import Comparison, JudgeError, judge_accuracy, judge_health, reward_truth_gap
 from viva.rewards.majority import answer_groups
-from viva.rewards.solutions import SolutionReward, Solutions
+from viva.rewards.rubric import Rubric
+from viva.rewards.solutions import SolutionReward
 from viva.training.data import derive_seed
 
 LOW, HIGH = 0.2, 0.8
@@ -52,6 +53,9 @@ def screening_figures(
     terms = _replies(problems_P) | _opinions(problems_P) | _judge(problems_P, is_known=known)
     if known:
         terms = _accuracies(problems_P) | _reach(problems_P) | terms | _likelihood(problems_P)
+    scored = next((each.inner for each in rewards.values() if isinstance(each.inner, Rubric)), None)
+    if scored is not None and any(each.rubric for each in problems_P):
+        terms |= _rubric(problems_P, scored)
     figures = summarise(terms, resamples=resamples, seed=derive_seed(seed, "bootstrap"))
     for name, reward in rewards.items() if known else ():
         figures[f"correlation/{name}"] = correlation(
@@ -178,24 +182,31 @@ def _likelihood(problems_P: Sequence[Screened]) -> dict[str, Terms]:
     """Share of the pairs of a right and a wrong answer in which the right reply is the more probable one."""
 
     def pairs(problem: Screened, per_token: bool) -> _Term:
-        values = [
-            (one.answer.right, one.logprob / (one.answer.num_tokens if per_token else 1))
-            for one in problem.tries_N
-            if one.has_answer
-        ]
-        points = [
-            0.5 if good == bad else float(good > bad)
-            for is_right, good in values
-            if is_right
-            for is_wrong, bad in values
-            if not is_wrong
-        ]
-        return term_of([math.fsum(points) / len(points)] if points else [])
+        tries = [one for one in problem.tries_N if one.has_answer]
+        values = [one.logprob / (one.answer.num_tokens if per_token else 1) for one in tries]
+        return _right_above_wrong([one.answer.right for one in tries], values)
 
     return {
         "likelihood/accuracy": [pairs(each, False) for each in problems_P],
         "likelihood/accuracy_per_token": [pairs(each, True) for each in problems_P],
     }
+
+
+def _rubric(problems_P: Sequence[Screened], reward: Rubric) -> dict[str, Terms]:
+    """Figures of a judge's scores of single answers."""
+    paid_P = [_paid(each, reward, seed=0) for each in problems_P]
+    return {
+        "rubric/accuracy": [NOTHING if paid is None else _right_above_wrong(*paid) for paid in paid_P],
+        "rubric/invalid_rate": [
+            term_of(float(None in scores) for scores in (each.rubric or {}).values()) for each in problems_P
+        ],
+    }
+
+
+def _right_above_wrong(right_N: Sequence[bool], values_N: Sequence[float]) -> _Term:
+    """Share of the pairs of a right and a wrong answer in which the right one has the higher value, equal ones half."""
+    gap = reward_truth_gap(dict(enumerate(values_N)), dict(enumerate(right_N)))
+    return NOTHING if gap is None else (1.0 - gap, 1.0)
 
 
 def _votes(problem: Screened) -> list[tuple[str | None, bool]]:
@@ -211,30 +222,27 @@ def _num_right(problem: Screened) -> int:
     return sum(one.answer.right for one in problem.tries_N)
 
 
-def solutions_of(tries_N: Sequence[Try], seed: int) -> Solutions:
-    """The answers to a problem as rewards see them."""
-    texts = [one.answer.text for one in tries_N]
-    return Solutions(
-        final_G=texts,
-        first_G=texts,
-        finished_G=[one.answer.finished for one in tries_N],
-        # the mean over tokens stands for them: no reward of solutions looks at single tokens
-        logprobs_G_T=[[one.logprob / one.answer.num_tokens] for one in tries_N],
-        graded_G=[float(one.answer.right) for one in tries_N],
-        seed=seed,
-    )
+def _paid(problem: Screened, reward: SolutionReward, seed: int) -> tuple[list[bool], list[float]] | None:
+    """Whether each of the answers that were given to a problem is right, and its reward; ``None``: it is not known."""
+    given = [number for number, one in enumerate(problem.tries_N) if one.answer.num_tokens]
+    tries = [problem.tries_N[number] for number in given]
+    own = problem.greedy.answer  # of the policy as its own judge
+    group = replace(solutions_of(tries, seed), judge_answer=own.text if own.finished else "")
+    if problem.rubric is not None:
+        group = replace(group, rubric={place: problem.rubric[number] for place, number in enumerate(given)})
+    try:
+        return [one.answer.right for one in tries], reward.pay(group)
+    except JudgeError:  # a score that could not be read
+        return None
 
 
 def _centred(problem: Screened, reward: SolutionReward, seed: int) -> tuple[float, float, float]:
     """Sums over the answers to a problem: of a b, a^2 and b^2, see the module; of those that were given."""
-    tries = [one for one in problem.tries_N if one.answer.num_tokens]
-    if len(tries) < 2:
+    paid = _paid(problem, reward, seed)
+    if paid is None or len(paid[0]) < 2:
         return 0.0, 0.0, 0.0
-    own = problem.greedy.answer  # of the policy as its own judge
-    group = replace(solutions_of(tries, seed), judge_answer=own.text if own.finished else "")
-    paid = np.asarray(reward.pay(group), dtype=np.float64)
-    truth = np.asarray([one.answer.right for one in tries], dtype=np.float64)
-    a, b = paid - paid.mean(), truth - truth.mean()
+    truth, values = (np.asarray(each, dtype=np.float64) for each in paid)
+    a, b = values - values.mean(), truth - truth.mean()
     return float(a @ b), float(a @ a), float(b @ b)
 
 

@@ -128,17 +128,21 @@ def same_words(one: str, other: str) -> bool:
     return one.split() == other.split()
 
 
+def own_answer_text(own_answer: str) -> str:
+    """The judge's own answer as lines of a prompt; nothing without one."""
+    return f"Your own answer:\n{quote(own_answer)}\nEnd of your own answer.\n" if own_answer else ""
+
+
 def judge_messages(
     question: str, solution_a: str, solution_b: str, system_prompt: str, own_answer: str = ""
 ) -> list[Message]:
     """The messages of one comparison, for a renderer; the judge's own answer stands before both solutions."""
-    own = f"Your own answer:\n{quote(own_answer)}\nEnd of your own answer.\n" if own_answer else ""
     return [
         Message(role="system", content=system_prompt),
         Message(
             role="user",
             content=(
-                f"Problem:\n{quote(question)}\n{own}"
+                f"Problem:\n{quote(question)}\n{own_answer_text(own_answer)}"
                 f"Solution A:\n{quote(solution_a)}\nEnd of solution A.\n"
                 f"Solution B:\n{quote(solution_b)}\nEnd of solution B.\n"
                 "Which solution is better? Reply with the JSON object."
@@ -152,12 +156,12 @@ class JudgeError(RuntimeError):
 
 
 class Judge(ABC):
-    """Compares solutions of one question, two at a time."""
+    """Compares solutions of one question, two at a time; most can also score one by a criterion, and answer."""
 
     answers_first: bool = False
-    """Whether it answers a question itself before it compares solutions of it (`for_question`)."""
+    """Whether it answers a question itself before it judges solutions of it (`for_question`)."""
     own_answer: str = ""
-    """Its answer to the question whose solutions it compares; empty without one."""
+    """Its answer to the question whose solutions it judges; empty without one."""
 
     @abstractmethod
     async def compare(
@@ -176,6 +180,15 @@ class Judge(ABC):
             ValueError: If the judge only compares, as is the default.
         """
         raise ValueError(f"{type(self).__name__} compares solutions and gives no answers of its own")
+
+    async def score(self, question: str, answer: str, criterion: str, seed: int) -> float | None:
+        """How far an answer fulfils a criterion, from 0 to 1; ``None`` if the judge's reply cannot be read.
+
+        Raises:
+            JudgeError: If the judge fails.
+            ValueError: If it only compares, as is the default.
+        """
+        raise ValueError(f"{type(self).__name__} compares solutions and scores none by itself")
 
     @abstractmethod
     def described(self) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Comparisons by a model behind an endpoint, see `viva.judging.endpoint`.
+"""Comparisons and scores by a model behind an endpoint, see `viva.judging.endpoint`.
 
 ``verdict`` mode reads the verdict that the model writes. ``logprob`` mode asks for the verdict alone, and reads how
 probable the labels were where it stands, as far as the endpoint returns ``top_logprobs``.
@@ -23,7 +23,8 @@ from viva.judging.comparison import (
     same_words,
 )
 from viva.judging.endpoint import ChatEndpoint, EndpointError, TokenChoice
-from viva.judging.judge import VERDICT_SCORES, JudgeOptions, parse_verdict
+from viva.judging.judge import VERDICT_SCORES, JudgeOptions, marked_fields, parse_verdict
+from viva.judging.rubric import CRITERION_FIELD, criterion_messages
 
 _TOP_LOGPROBS = 20
 """The interface's limit."""
@@ -34,7 +35,7 @@ _MARK = re.compile(r'"preference"\s*:\s*"?')
 
 
 class EndpointJudge(Judge):
-    """Compares solutions through an open `ChatEndpoint`; the policy in the options has no part here."""
+    """Judges solutions through an open `ChatEndpoint`; the policy in the options has no part here."""
 
     def __init__(self, endpoint: ChatEndpoint, options: JudgeOptions) -> None:
         self.endpoint = endpoint
@@ -74,6 +75,14 @@ class EndpointJudge(Judge):
         """See `Judge.answer`; raises an `EndpointError` if the endpoint gives none."""
         answer = await self.endpoint.ask(messages, max_tokens=self.options.max_tokens)
         return "" if answer.is_cut else answer.without_thinking
+
+    async def score(self, question: str, answer: str, criterion: str, seed: int) -> float | None:
+        """1 for a written yes and 0 for a no; see `Judge.score`. Raises as `compare`."""
+        judge = await self.for_question(question, seed)
+        messages = criterion_messages(question, answer, criterion, judge.own_answer)
+        said = await self.endpoint.ask(messages, max_tokens=self.options.max_tokens)
+        found = {text.strip().casefold() for text in marked_fields(said.without_thinking, CRITERION_FIELD)}
+        return float(found == {"yes"}) if found in ({"yes"}, {"no"}) else None
 
     def described(self) -> dict[str, str]:
         """See `Judge.described`."""

@@ -1,8 +1,8 @@
-"""The policy compares pairs of its own solutions; `PolicyRef` is the place where the policy is swapped.
+"""The policy judges its own solutions; `PolicyRef` is the place where the policy is swapped.
 
-Two modes. ``logprob``: the judge's reply is made to begin with `VERDICT_PREFIX`, and the probabilities of
-the labels at the next position are read in one forward pass, without generation; their soft score beats the
-mode of the distribution as a signal (Wang, Zhang and Choi, 2025, arXiv 2503.03064). ``verdict``: the judge
+Two modes of comparing pairs. ``logprob``: the judge's reply is made to begin with `VERDICT_PREFIX`, and the
+probabilities of the labels at the next position are read in one forward pass, without generation; their soft score
+beats the mode of the distribution as a signal (Wang, Zhang and Choi, 2025, arXiv 2503.03064). ``verdict``: the judge
 writes its reply, and the JSON verdict in it is read.
 
 Of a written reply, only what is marked as the verdict counts: the ``preference`` field of a JSON object, a
@@ -41,6 +41,7 @@ from viva.judging.comparison import (
     same_words,
 )
 from viva.judging.endpoint import EndpointOptions
+from viva.judging.rubric import CRITERION_PREFIX, YES_OR_NO, criterion_messages
 from viva.judging.usage import Role, count_tokens
 
 
@@ -152,7 +153,8 @@ class JudgeOptions:
     """The judge answers the problem itself at temperature 0, once for all comparisons of its solutions, which it then
     reads behind its answer."""
     max_off_set_mass: float = 0.9
-    """In ``logprob`` mode, a comparison in which anything but the labels is more probable than this is invalid."""
+    """Where labels are read by their probabilities, a verdict or score is invalid if anything else is more probable
+    than this."""
 
     def __post_init__(self) -> None:
         """Check."""
@@ -264,6 +266,7 @@ class PolicySelfComparisonJudge(Judge):
         self.temperature = temperature
         self.max_off_set_mass = max_off_set_mass
         self._labels = LabelReader(policy, renderer, VERDICT_PREFIX, LABELS) if mode == "logprob" else None
+        self._yes_or_no = LabelReader(policy, renderer, CRITERION_PREFIX, YES_OR_NO)
 
     async def compare(
         self, question: str, solutions: Mapping[int, str], first: int, second: int, seed: int
@@ -310,6 +313,16 @@ class PolicySelfComparisonJudge(Judge):
         async with asyncio.timeout(self.policy.timeout_s):
             text, is_finished = await self._reply(prompt, 0.0, seed)
         return text if is_finished else ""
+
+    async def score(self, question: str, answer: str, criterion: str, seed: int) -> float | None:
+        """The probability of yes, of yes and no; see `Judge.score`.
+
+        ``None`` if anything but yes and no is more probable than ``max_off_set_mass``. Raises as `compare`.
+        """
+        judge = await self.for_question(question, seed)
+        messages = criterion_messages(question, answer, criterion, judge.own_answer)
+        yes, no = await self._yes_or_no.probabilities(messages, seed)
+        return yes / (yes + no) if 0.0 < yes + no >= 1.0 - self.max_off_set_mass else None
 
     def described(self) -> dict[str, str]:
         """See `Judge.described`."""

@@ -23,6 +23,7 @@ from viva.conversation.records import (
 )
 from viva.judging.ballots import Vote
 from viva.judging.ranking import LabelBallot, RankingReply
+from viva.judging.rubric import Criterion
 
 _Number: TypeAlias = Annotated[float, Field(allow_inf_nan=False)]
 
@@ -144,6 +145,10 @@ class ConversationRecord(_Record):
     """By informant and target, where a scorer was asked: see `viva.judging.scorer.Scorer.gains`."""
     judge_answer: str | None = None
     """The judge's own answer, where it was asked for one."""
+    criteria: tuple[Criterion, ...] = ()
+    """Those of a rubric, where a judge was asked about them."""
+    rubric: dict[int, tuple[float | None, ...]] | None = None
+    """The judge's scores by agent, in the order of the criteria; ``None``: a reply that could not be read."""
     rules: dict[str, object] = {}
     """Rules that made rewards of votes, where there is more than one way."""
     scores: ScoresRecord = ScoresRecord()

@@ -64,7 +64,7 @@ _COUNTED = frozenset(
         ),
         *("judge", "judge_model", "judge_prices", "judge_mode", "judge_prompt", "judge_prompt_path"),
         *("judge_answers_first", "tournament_pattern", "protocol", "policies", "control", "prompts"),
-        *("reward", "scorer_policy", "scorer_model"),
+        *("reward", "criteria", "scorer_policy", "scorer_model"),
         *("preset", "reward_weights", "prior_precision", "solution_floor"),
         *("revision_votes", "votes_on_own", "ballots"),
         *("strategies", "assignment", "group_size", "hint", "feedback", "train_behind", "keep"),
@@ -202,28 +202,41 @@ def _game_calls(game: Game, text: Text, roles: Roles | None = None) -> list[Call
 def _asked_calls(reward: Reward, protocol: Protocol, number: int, text: Text, wave: int) -> list[Call]:
     """The calls of judge and scorer about one group of so many solutions."""
     from viva.judging.comparison import VERDICT_PREFIX, judge_messages
+    from viva.judging.rubric import CRITERION_PREFIX, criterion_messages
     from viva.judging.scorer import scorer_messages
+    from viva.rewards.rubric import Rubric
 
     calls: list[Call] = []
     judge = reward.judge
     if judge is not None:
-        judged = judge_calls(
+        is_shown = judge.answers_first
+        behind = wave + 1 if is_shown else wave
+        calls += judge_calls(
             [
                 (solution_key(*first), solution_key(*second))
                 for first, second in reward.matches(protocol, number)
             ],
-            messages=lambda question, first, second, own: _texts(
-                judge_messages(
-                    question, first, second, judge.system_prompt, own if judge.answers_first else ""
-                )
+            messages=lambda question, shown, own: _texts(
+                judge_messages(question, shown[0], shown[1], judge.system_prompt, own if is_shown else "")
             ),
             prefill=VERDICT_PREFIX if judge.mode == "logprob" else None,
             text=text,
-            wave=wave + 1 if judge.answers_first else wave,
+            wave=behind,
         )
-        calls += judged if judge.endpoint is None else [replace(call, role="outside") for call in judged]
-    if judge is not None and (reward.judge_answers or (judge.answers_first and calls)):
-        calls.append(answer_call(text, wave, role="judge" if judge.endpoint is None else "outside"))
+        for criterion in reward.inner.criteria if isinstance(reward.inner, Rubric) else ():
+            calls += judge_calls(
+                [(solution_key(agent, len(protocol.rounds) - 1),) for agent in range(number)],
+                messages=lambda question, shown, own, asked=criterion.text: _texts(
+                    criterion_messages(question, shown[0], asked, own if is_shown else "")
+                ),
+                prefill=CRITERION_PREFIX if judge.endpoint is None else None,
+                text=text,
+                wave=behind,
+            )
+        if reward.judge_task == "answer" or (is_shown and calls):
+            calls.append(answer_call(text, wave))
+        if judge.endpoint is not None:
+            calls = [replace(call, role="outside") for call in calls]
     if reward.scorer is not None:
         calls += scorer_calls(
             number,

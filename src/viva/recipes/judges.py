@@ -37,11 +37,10 @@ def with_checked_judge(plan: Plan, reward: Reward | None, text: str | None) -> P
     Raises:
         ValueError: If the engine cannot have that judge, or there is no such model.
     """
-    options = None if reward is None else reward.judge
-    if options is None:
+    if reward is None or (options := reward.judge) is None:
         return plan
     # a file may change, and a default, too; a reward of the user's own has its text in its code
-    if options.system_prompt in (text, JUDGE_SYSTEM_PROMPT):
+    if reward.judge_task == "compare" and options.system_prompt in (text, JUDGE_SYSTEM_PROMPT):
         plan = replace(plan, record={**plan.record, "judge_prompt": options.system_prompt})
     if options.policy == "ema" and plan.engine.engine == "remote":
         raise ValueError(

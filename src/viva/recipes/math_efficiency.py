@@ -81,7 +81,7 @@ class Config(AskedConfig):
 
     reward: str = chz.field(
         default="answers",
-        doc="answers; with strategies=iid also majority, judge_answer, log_probability, peer_prediction, serl, "
+        doc="answers; with strategies=iid also majority, judge_answer, log_probability, peer_prediction, rubric, serl, "
         "shuffled_NAME, path.py:REWARD",
     )
     length_weight: float = chz.field(
@@ -155,7 +155,7 @@ class Config(AskedConfig):
         if not isinstance(reward, SolutionReward) or not reward.pays_samples:
             raise ValueError(
                 f"reward={self.reward} pays conversations; of single replies use answers, majority, judge_answer, "
-                "log_probability, peer_prediction, serl, shuffled or shuffled_majority"
+                "log_probability, peer_prediction, rubric, serl, shuffled or shuffled_majority"
             )
         if set(self.strategies) != {IID}:
             raise ValueError(

@@ -15,7 +15,7 @@ from viva.recipes.config import RecipeConfig
 if TYPE_CHECKING:
     from viva.judging.endpoint import EndpointOptions
     from viva.judging.judge import JudgeOptions
-    from viva.rewards.base import Reward
+    from viva.rewards.base import JudgeTask, Reward
 
 
 def reward_named(value: object) -> Reward:
@@ -142,11 +142,16 @@ _JUDGE = (
     "judge_answers_first",
 )
 """Options that say who judges, and how."""
-_COMPARING = (
-    *("judge_mode", "judge_prompt", "judge_prompt_path", "judge_max_off_set_mass"),
-    "judge_answers_first",
-)
-"""Options of a judge that compares."""
+_IN_PAIRS = ("judge_mode", "judge_prompt", "judge_prompt_path")
+_IDLE: Mapping[JudgeTask, tuple[tuple[str, ...], str]] = {
+    "compare": ((), ""),
+    "answer": (
+        (*_IN_PAIRS, "judge_max_off_set_mass", "judge_answers_first"),
+        "answers the problem, and compares nothing",
+    ),
+    "score": (_IN_PAIRS, "scores every solution by itself, and compares nothing"),
+}
+"""Options that change nothing, by what a judge does, and why."""
 
 
 @chz.chz
@@ -171,11 +176,15 @@ class AskedConfig(JudgeConfig, RecipeConfig):
     judge_prompt_path: str | None = chz.field(default=None, doc="file with what the judge is told")
     judge_answers_first: bool = chz.field(
         default=False,
-        doc="the judge answers the problem itself, and compares solutions behind its own answer",
+        doc="the judge answers the problem itself, and judges solutions behind its own answer",
     )
     judge_max_off_set_mass: float = chz.field(
         default=0.9,
-        doc="with logprob: a comparison is invalid if anything but a label is more probable than this",
+        doc="of labels read by their probabilities: invalid if anything else is more probable than this",
+    )
+    criteria: dict[str, float] | None = chz.field(
+        default=None,
+        doc='rubric: what a solution is judged by, and weights, like {"It is short.": 1}; default: that it is right',
     )
     scorer_model: str | None = chz.field(
         default=None, doc="peer_prediction: another model that scores replies, such as a smaller one"
@@ -200,24 +209,30 @@ class AskedConfig(JudgeConfig, RecipeConfig):
         """
         from viva.judging.scorer import ScorerOptions
         from viva.recipes.common import resolve_model
+        from viva.rewards.rubric import Rubric, rubric
 
         if reward.judge is None or is_whole:
-            self.refuse_judge(f"the reward {reward.name} asks no judge of this recipe")
+            self._refuse(_JUDGE, f"the reward {reward.name} asks no judge of this recipe")
         else:
-            if reward.judge_answers:
-                why = f"the judge of the reward {reward.name} answers the problem, and compares nothing"
-                refuse_unused(self, _COMPARING, why, AskedConfig)
+            idle, why = _IDLE[reward.judge_task]
+            self._refuse(idle, f"the judge of the reward {reward.name} {why}")
             reward = reward.judged_by(self.judge_options(reward.judge))
+        if isinstance(reward.inner, Rubric) and not is_whole:
+            criteria = None if self.criteria is None else rubric(self.criteria).criteria
+            reward = reward if criteria is None else reward.around(replace(reward.inner, criteria=criteria))
+        else:
+            why = f"the reward {reward.name} asks no judge of this recipe about criteria"
+            self._refuse(["criteria"], why)
         if reward.scorer is None or is_whole:
             if reward.scorer is not None and reward.scorer.model is not None:
                 resolve_model(reward.scorer.model)
             why = f"the reward {reward.name} asks no scorer of this recipe"
-            refuse_unused(self, ["scorer_model", "scorer_policy"], why, AskedConfig)
+            self._refuse(["scorer_model", "scorer_policy"], why)
             return reward
         model = None if self.scorer_model is None else resolve_model(self.scorer_model)
         if model is not None:
             why = f"scorer_model={self.scorer_model} is never trained"
-            refuse_unused(self, ["scorer_policy"], why, AskedConfig)
+            self._refuse(["scorer_policy"], why)
         return reward.scored_by(ScorerOptions(policy=self.scorer_policy, model=model))
 
     def judge_options(self, options: JudgeOptions) -> JudgeOptions:
@@ -246,7 +261,7 @@ class AskedConfig(JudgeConfig, RecipeConfig):
         ):
             if not belongs:
                 why = f"it belongs to judge={needed}, and judge is {chosen}"
-                refuse_unused(self, names, why, AskedConfig)
+                self._refuse(names, why)
         given = {"every": self.judge_every, "decay": self.judge_decay, "checkpoint": self.judge_checkpoint}
         given = {name: value for name, value in given.items() if value is not None}
         return replace(
@@ -282,10 +297,10 @@ class AskedConfig(JudgeConfig, RecipeConfig):
             )
         return text
 
-    def refuse_judge(self, why: str) -> None:
-        """Refuse options of a judge where nobody asks one."""
+    def _refuse(self, names: Sequence[str], why: str) -> None:
+        """Refuse options that were given and would change nothing."""
         from viva.judging.comparison import JUDGE_SYSTEM_PROMPT
 
         # a run has the default text in its config.json, from which it may be evaluated with another reward
         has_text = self.judge_prompt != JUDGE_SYSTEM_PROMPT
-        refuse_unused(self, [name for name in _JUDGE if has_text or name != "judge_prompt"], why, AskedConfig)
+        refuse_unused(self, [name for name in names if has_text or name != "judge_prompt"], why, AskedConfig)

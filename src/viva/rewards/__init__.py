@@ -18,6 +18,7 @@ from viva.rewards.majority import majority
 from viva.rewards.pairwise import Tournament, tournament
 from viva.rewards.peer_prediction import peer_prediction
 from viva.rewards.review import review_rules
+from viva.rewards.rubric import rubric
 from viva.rewards.serl import serl, serl_votes
 from viva.rewards.shuffled import Shuffled
 
@@ -41,6 +42,7 @@ __all__ = [
     "r_diag",
     "r_meta",
     "r_sol",
+    "rubric",
     "serl",
     "serl_votes",
     "shuffled",
@@ -110,6 +112,7 @@ _NAMED = {
     "r_diag": r_diag,
     "r_meta": r_meta,
     "r_sol": r_sol,
+    "rubric": rubric,
     "serl": serl,
     "serl_votes": serl_votes,
     "shuffled": shuffled,

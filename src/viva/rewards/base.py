@@ -5,7 +5,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias, cast
+from typing import Literal, TypeAlias, cast
 
 from tinker_cookbook.renderers.base import Renderer
 from tinker_cookbook.rl.types import Metrics, Trajectory
@@ -27,6 +27,9 @@ Pay: TypeAlias = Mapping[int, float] | Mapping[str, Mapping[int, float]]
 
 Match: TypeAlias = tuple[tuple[int, int], tuple[int, int]]
 """Solutions that a judge is shown first and second: (agent, round) of each."""
+
+JudgeTask = Literal["compare", "answer", "score"]
+"""What a reward's judge does: it compares solutions in pairs, answers the question itself, or scores each solution."""
 
 RewardFunction = Callable[[Conversation], Pay | Awaitable[Pay]]
 
@@ -95,9 +98,9 @@ class Reward(ABC):
         return self
 
     @property
-    def judge_answers(self) -> bool:
-        """Whether its judge answers the question itself, instead of comparing solutions."""
-        return False
+    def judge_task(self) -> JudgeTask:
+        """What its judge does, if it needs one; by default it compares."""
+        return "compare"
 
     @property
     def scorer(self) -> ScorerOptions | None:

@@ -20,6 +20,7 @@ from viva.conversation.rendering import system_messages
 from viva.judging.answers import answer_key
 from viva.judging.comparison import Judge
 from viva.judging.judge import JudgeOptions
+from viva.rewards.base import JudgeTask
 from viva.rewards.majority import answer_groups
 from viva.rewards.solutions import Models, SolutionReward, Solutions
 
@@ -43,9 +44,9 @@ class JudgeAnswer(SolutionReward):
         return replace(self, answered_by=judge)
 
     @property
-    def judge_answers(self) -> bool:
-        """Always."""
-        return True
+    def judge_task(self) -> JudgeTask:
+        """Answers."""
+        return "answer"
 
     def new_record(self, protocol: Protocol, judge: Judge | None) -> dict[str, object]:
         """Nothing: the judge is asked what the agents are asked."""

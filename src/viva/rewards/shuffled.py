@@ -19,7 +19,7 @@ from viva.judging.comparison import Judge
 from viva.judging.judge import JudgeOptions
 from viva.judging.records import ConversationRecord
 from viva.judging.scorer import ScorerOptions
-from viva.rewards.base import Match, Played, Reward, Scored
+from viva.rewards.base import JudgeTask, Match, Played, Reward, Scored
 from viva.rewards.credit import GroupCredit
 from viva.rewards.solutions import Models, SolutionReward, Solutions
 
@@ -57,9 +57,9 @@ class Shuffled(SolutionReward):
         return self.around(self.of.judged_by(judge))
 
     @property
-    def judge_answers(self) -> bool:
+    def judge_task(self) -> JudgeTask:
         """As of the reward that is permuted."""
-        return self.of.judge_answers
+        return self.of.judge_task
 
     @property
     def scorer(self) -> ScorerOptions | None:

@@ -51,6 +51,8 @@ class Solutions:
     """A scorer's gains, by id, where it was asked: see `viva.judging.scorer`."""
     judge_answer: str | None = None
     """A judge's own answer, where it was asked for one; empty if its reply was cut."""
+    rubric: Mapping[int, Sequence[float | None]] | None = None
+    """A judge's scores by id, in the order of the criteria, where it was asked for them; ``None``: unreadable."""
 
     def __len__(self) -> int:
         """Number of solutions."""
@@ -131,6 +133,7 @@ class SolutionReward(Reward):
             comparisons=stored_comparisons(record).get(None),
             gains=record.gains,
             judge_answer=record.judge_answer,
+            rubric=record.rubric,
         )
         return dict(zip(group.ids, self.pay(group), strict=True))
 

@@ -143,39 +143,39 @@ def _reply_text(segment: str, view: View, lengths: Lengths, prompts: Prompts) ->
 
 
 def judge_calls(
-    matches: Sequence[tuple[Hashable, Hashable]],
+    shown: Sequence[tuple[Hashable, ...]],
     *,
-    messages: Callable[[str, str, str, str], Sequence[tuple[str, str]]],
+    messages: Callable[[str, Sequence[str], str], Sequence[tuple[str, str]]],
     prefill: str | None,
     text: Text,
     wave: int,
 ) -> list[Call]:
-    """A judge's comparisons of what is shown first and second, by key (`solution_key`).
+    """A judge's calls about the solutions that are shown in each, by key (`solution_key`).
 
-    `messages` makes role and text of a prompt from problem, both solutions and a text of a solution's length, the
-    judge's own answer; `prefill` is what the reply is made to begin with if one label is read from its next token,
-    ``None`` if a verdict is written.
+    `messages` makes role and text of a prompt from problem, solutions and a text of a solution's length, the judge's
+    own answer; `prefill` is what the reply is made to begin with if one label is read from its next token, ``None`` if
+    a verdict is written.
     """
     prompts, question = text.prompts()
     own = prompts.marker("own answer", text.lengths.solution_tokens)
-    shown = {
+    solutions = {
         key: prompts.marker(key, text.lengths.solution_tokens)
-        for key in dict.fromkeys(key for match in matches for key in match)
+        for key in dict.fromkeys(key for keys in shown for key in keys)
     }
     calls: list[Call] = []
-    for first, second in matches:
-        asked = messages(question, shown[first], shown[second], own)
+    for keys in shown:
+        asked = messages(question, [solutions[key] for key in keys], own)
         prompt = prompts.blocks(asked, prefill=prefill or "")
         reply = 1.0 if prefill is not None else text.lengths.verdict_tokens
         calls.append(Call(prompt=prompt, reply=reply, role="judge", wave=wave))
     return calls
 
 
-def answer_call(text: Text, wave: int, role: Literal["judge", "outside"]) -> Call:
+def answer_call(text: Text, wave: int) -> Call:
     """A judge's own answer to the bare problem."""
     prompts, question = text.prompts()
     prompt = prompts.blocks([("user", question)])
-    return Call(prompt=prompt, reply=text.lengths.solution_tokens + _STOP_TOKENS, role=role, wave=wave)
+    return Call(prompt=prompt, reply=text.lengths.solution_tokens + _STOP_TOKENS, role="judge", wave=wave)
 
 
 def scorer_calls(

@@ -110,11 +110,15 @@ class ScreenOptions(OpenedOptions):
         default=100, doc="problems of which a pair of answers is judged; 0 judges none"
     )
     judge_answers_first: bool = chz.field(
-        default=False, doc="the model answers the problem itself, and compares a pair behind its own answer"
+        default=False, doc="the model answers the problem itself, and judges answers behind its own"
     )
     rewards: list[str] = chz.field(
         default_factory=lambda: ["majority", "judge_answer", "log_probability", "shuffled"],
         doc="rewards of solutions that are held against the truth",
+    )
+    criteria: dict[str, float] | None = chz.field(
+        default=None,
+        doc='rubric among the rewards: criteria and weights, like {"It is short.": 1}; default: is it right',
     )
     conversations: int = chz.field(
         default=0, doc="problems, the first ones, that are also talked about in every kind of conversation"

@@ -14,21 +14,13 @@ from viva.eval.estimates import compare
 from viva.eval.figures import shown_figure, shown_interval
 from viva.eval.judged import JudgedPair, figures_of_judges, judge_pairs, paired
 from viva.eval.records import Difference, Evaluation, Figure
-from viva.eval.rubric import (
-    Criterion,
-    CriterionJudge,
-    EndpointCriterionJudge,
-    PolicyCriterionJudge,
-    Scores,
-    read_rubric,
-    rubric_figures,
-    score_answers,
-)
+from viva.eval.rubric import Scores, rubric_figures, score_answers
 from viva.judging.comparison import Judge
 from viva.judging.endpoint import ChatEndpoint, EndpointOptions, EndpointUsage
 from viva.judging.endpoint_judge import EndpointJudge
 from viva.judging.judge import JudgeOptions, PolicyRef
 from viva.judging.records import ComparisonRecord, ConversationRecord, JudgeRecord, Transcript, TurnRecord
+from viva.judging.rubric import Criterion, read_rubric
 from viva.recipes.evaluation import JUDGE_OPTIONS, EvalOptions
 from viva.recipes.evaluation.plan import draws_seed, open_target
 from viva.recipes.evaluation.target import BASE, Target, find_target
@@ -66,7 +58,6 @@ class OpenJudge:
 
     plan: JudgePlan
     judge: Judge
-    criteria: CriterionJudge
     usage: EndpointUsage | None
     """Usage of an endpoint up to now."""
     engine: EngineConfig
@@ -173,7 +164,6 @@ async def opened_judges(
                     OpenJudge(
                         plan=plan,
                         judge=EndpointJudge(endpoint, plan.options),
-                        criteria=EndpointCriterionJudge(endpoint, plan.options.max_tokens),
                         usage=endpoint.usage,
                         engine=EngineConfig(),
                     )
@@ -193,7 +183,6 @@ async def _opened_policy(
     return OpenJudge(
         plan=plan,
         judge=plan.options.make(policy, opened.renderer),
-        criteria=PolicyCriterionJudge(policy, opened.renderer),
         usage=None,
         engine=opened.engine,
     )
@@ -249,7 +238,7 @@ async def have_judged(
                 judged[plan.name] = await judge_pairs(opened.judge, pairs_P_N, seed, begin)
                 begin = _titled(console.begin, "rubric")
                 scores = [
-                    await score_answers(opened.criteria, criteria, each.asked, seed, begin)
+                    await score_answers(opened.judge, criteria, each.asked, seed, begin)
                     for each in (evaluations if criteria else ())
                 ]
             own = _rows(plan.name, opened.judge, judged[plan.name], step, start=len(rows))

@@ -41,6 +41,7 @@ from viva.recipes.evaluation.target import OpenPolicy, Target, find_target
 from viva.recipes.plan import at_least, not_negative
 from viva.recipes.protocol import ConversationConfig
 from viva.rewards import find_reward
+from viva.rewards.rubric import Rubric, rubric
 from viva.rewards.solutions import SolutionReward
 from viva.selfplay.user_code import find_check
 from viva.training.console import EvaluationConsole
@@ -52,7 +53,7 @@ _FOLDER = Path("runs/screen")
 
 _DECIDES = (
     *("num_samples", "temperature", "max_tokens", "question_template", "system_prompt"),
-    *("num_pairs", "judge_answers_first", "rewards", "conversations", "kinds"),
+    *("num_pairs", "judge_answers_first", "rewards", "criteria", "conversations", "kinds"),
     *("num_agents", "max_rounds", "seed", "resamples"),
 )
 """Options that stand in the result."""
@@ -113,13 +114,18 @@ def _make_plan(name: str, task: str, options: ScreenOptions) -> _Plan:
         raise ValueError(
             "temperature must be positive: all tries would be the same; a greedy answer is asked anyway"
         )
-    if options.judge_answers_first and not options.num_pairs:
+    rewards = {each: _reward(each, options) for each in options.rewards}
+    is_scored = any(each.judge_task == "score" for each in rewards.values())
+    if options.judge_answers_first and not options.num_pairs and not is_scored:
         raise ValueError(
             "judge_answers_first=True would change nothing: num_pairs=0 judges no pair; leave out one or the other"
         )
+    if options.criteria is not None and not is_scored:
+        raise ValueError(
+            "criteria would change nothing: no reward scores answers by them; add rubric to rewards, or leave them out"
+        )
     check_output(options.output)
     check_prompts_path("TASK", task)
-    rewards = {each: _reward(each) for each in options.rewards}
     talks = {kind: _talk(kind, options) for kind in options.kinds} if options.conversations else {}
     check = find_check(options.grader)
     target = find_target(name, checkpoint=options.checkpoint, model_name=options.model_name)
@@ -163,8 +169,10 @@ def _talk(kind: str, options: ScreenOptions) -> ConversationConfig:
     return config
 
 
-def _reward(name: str) -> SolutionReward:
+def _reward(name: str, options: ScreenOptions) -> SolutionReward:
     reward = find_reward(name)
+    if isinstance(reward.inner, Rubric) and options.criteria is not None:
+        reward = reward.around(rubric(options.criteria))
     if not isinstance(reward, SolutionReward) or not reward.pays_samples:
         raise ValueError(
             f"rewards must pay solutions, like majority, log_probability or shuffled; {name} pays conversations"
@@ -201,6 +209,10 @@ async def _sample(
         problems = await screener.ask(opened.client, plan.items, console.begin)
     with costs.part("judged pairs"):
         problems = await screener.have_judged(problems, options.seed, console.begin)
+    scored = [each for each in plan.rewards.values() if each.judge_task == "score"]
+    if scored and plan.items[0].answer is not None:
+        with costs.part("scored answers"):
+            problems = await screener.have_scored(problems, scored[0], options.seed, console.begin)
     played: dict[str, tuple[Played, ...]] = {}
     critics: tuple[Criticised, ...] = ()
     for kind, config in plan.talks.items():

@@ -50,8 +50,19 @@ function asked(record, where) {
     record.judge.prefill ? [h("p", {}, "Its reply begins with"), h("pre", { class: "prompt" }, record.judge.prefill)] : null);
 }
 
+function scored(record, where) {
+  if (!record.rubric || !record.criteria.length) return null;
+  const weight = (item) => h("span", { class: "muted" }, ` weight ${item.weight}`);
+  return h("section", { class: "judge-panel" }, h("h2", {}, "Rubric"),
+    h("p", { class: "muted" }, "How far each solution fulfils a criterion by the judge, from 0 to 1."),
+    table("rubric", ["", ...Object.keys(record.rubric).map((id) => agentName(id))],
+      record.criteria.map((item, place) => [[item.text, record.criteria.length > 1 ? weight(item) : null],
+        ...Object.values(record.rubric).map((scores) => (scores[place] === null ? "unreadable" : scores[place].toFixed(2)))]), "Scores by criterion"),
+    record.judge ? h("details", { class: "asked" }, h("summary", {}, "What the judge was told"), text(record.judge.system_prompt, where, "prompt")) : null);
+}
+
 export function verdicts(record, where) {
-  if (!record.comparisons.length) return null;
+  if (!record.comparisons.length) return scored(record, where);
   const [{ cycles, agreement }] = record.verdicts;
   const flips = record.pairs.filter((pair) => pair.is_flipped).length;
   const both = record.pairs.filter((pair) => pair.in_both_orders).length;

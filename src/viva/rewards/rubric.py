@@ -1,0 +1,150 @@
+"""The reward ``rubric``: what a judge says of one solution by itself (rubrics as rewards; arXiv 2507.17746).
+
+A judge is asked about every solution and criterion, see `viva.judging.rubric`; with its scores ``s_ic`` from 0 to 1 and
+the weights ``w_c``
+
+    r_i = sum_c w_c s_ic / sum_c w_c
+
+The default is one criterion, that the answer is right: P(True) (Kadavath et al., 2022, arXiv 2207.05221), which those
+authors found better behind further answers of the model; ``answers_first`` shows the judge's own. Unlike a tournament
+it asks once a solution instead of once a pair and order, and no solution's place can matter.
+"""
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+
+from tinker_cookbook.rl.types import Metrics
+
+from viva.conversation.coordinator import gather_or_cancel
+from viva.conversation.guard import remembering
+from viva.conversation.protocol import Protocol
+from viva.judging.comparison import Judge, JudgeError
+from viva.judging.judge import JudgeOptions
+from viva.judging.records import ConversationRecord
+from viva.judging.rubric import CRITERION_SYSTEM_PROMPT, RIGHT, Criterion, weighted_mean
+from viva.rewards.base import JudgeTask
+from viva.rewards.solutions import Models, SolutionReward, Solutions
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rubric(SolutionReward):
+    """The weighted mean of a judge's scores of a final solution by criteria; needs no known answers."""
+
+    criteria: tuple[Criterion, ...] = (RIGHT,)
+    scored_alone_by: JudgeOptions = field(default_factory=JudgeOptions)
+    name: str = "rubric"
+
+    @property
+    def judge(self) -> JudgeOptions:
+        """The judge of the criteria."""
+        return self.scored_alone_by
+
+    def judged_by(self, judge: JudgeOptions) -> "Rubric":
+        """The same criteria by another judge."""
+        return replace(self, scored_alone_by=judge)
+
+    @property
+    def judge_task(self) -> JudgeTask:
+        """Scores."""
+        return "score"
+
+    def new_record(self, protocol: Protocol, judge: Judge | None) -> dict[str, object]:
+        """What the judge is told, and the criteria."""
+        return {"judge": {"system_prompt": CRITERION_SYSTEM_PROMPT}, **self._told}
+
+    @property
+    def _told(self) -> dict[str, object]:
+        return {"criteria": [asdict(each) for each in self.criteria]}
+
+    async def ask(self, group: Solutions, question: str, models: Models) -> Solutions:
+        """The solutions with the judge's scores; the same words are asked about once.
+
+        Raises:
+            JudgeError: If the judge fails. What engines and endpoints raise passes through.
+            ValueError: If there is no judge.
+        """
+        if models.judge is None:
+            raise ValueError(f"the reward {self.name!r} needs a judge; got none")
+        texts = list(dict.fromkeys(group.final_G))
+        rng = random.Random(group.seed)
+        with remembering({}):
+            judge = await models.judge.for_question(question, group.seed)
+            scores = await gather_or_cancel(
+                judge.score(question, text, each.text, rng.getrandbits(31))
+                for text in texts
+                for each in self.criteria
+            )
+        width = len(self.criteria)
+        by_text = {
+            text: tuple(scores[place * width : (place + 1) * width]) for place, text in enumerate(texts)
+        }
+        return replace(group, rubric={key: by_text[text] for key, text in group.by_id().items()})
+
+    def told(self, group: Solutions) -> dict[str, object]:
+        """The scores by agent, in the order of the criteria, and these."""
+        return {"rubric": group.rubric, **self._told}
+
+    def pay(self, group: Solutions) -> list[float]:
+        """Weighted means of the scores.
+
+        Raises:
+            JudgeError: If a score could not be read.
+            ValueError: If the scores are not known.
+        """
+        weights_C = [each.weight for each in self.criteria]
+        rewards: list[float] = []
+        for key, scores_C in self._scores(group).items():
+            reward = None if None in scores_C else weighted_mean(scores_C, weights_C)
+            if reward is None:
+                raise JudgeError(
+                    f"the judge could not be read about solution {key} by all criteria; got {list(scores_C)}. Use "
+                    "a judge that follows instructions, or a higher judge_max_off_set_mass"
+                )
+            rewards.append(reward)
+        return rewards
+
+    def figures(self, group: Solutions) -> Metrics:
+        """Mean score by criterion."""
+        metrics: Metrics = {}
+        for number, scores_G in enumerate(zip(*self._scores(group).values(), strict=True), 1):
+            known = [score for score in scores_G if score is not None]
+            if known:
+                metrics[f"rubric/criterion_{number}"] = math.fsum(known) / len(known)
+        return metrics
+
+    def stored_pay(self, record: ConversationRecord, seed: int) -> dict[int, float]:
+        """The final solutions' rewards, by the criteria that the run had."""
+        paid_by = replace(self, criteria=record.criteria) if record.criteria else self
+        return super(Rubric, paid_by).stored_pay(record, seed)
+
+    def _scores(self, group: Solutions) -> Mapping[int, Sequence[float | None]]:
+        if group.rubric is None:
+            raise ValueError(
+                f"the reward {self.name!r} needs a judge's scores, which are not known here; only conversations and "
+                "samples that were paid by it have them stored"
+            )
+        return {key: group.rubric[key] for key in group.ids}
+
+
+def rubric(
+    criteria: Mapping[str, float] | Sequence[str] | None = None, *, judge: JudgeOptions | None = None
+) -> Rubric:
+    """What a judge says of every solution by itself: the weighted mean of how probably it fulfils each criterion.
+
+    Args:
+        criteria: Texts, or texts with their weights; by default that the answer is right.
+        judge: By default the policy being trained. On the command line ``judge=initial``, ``ema``, ``every``, another
+            model or an endpoint, which writes yes or no.
+
+    Raises:
+        ValueError: If there is no criterion, one has no text or no weight above 0, or two are the same.
+    """
+    if criteria is None:
+        return Rubric(scored_alone_by=judge or JudgeOptions())
+    rows = criteria.items() if isinstance(criteria, Mapping) else [(text, 1.0) for text in criteria]
+    found = tuple(Criterion(text=text.strip(), weight=weight) for text, weight in rows)
+    if not found or len({each.text for each in found}) < len(found):
+        raise ValueError(f"criteria must be one or more that differ, like ['It is short.']; got {criteria!r}")
+    return Rubric(criteria=found, scored_alone_by=judge or JudgeOptions())
