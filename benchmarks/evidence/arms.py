@@ -32,7 +32,9 @@ above voting; ``proposals_steps`` and its contrasts when two seeds of both had b
 ``peer_prediction``, were named before any of these had been run on a small bed; on the beds of a model that others
 trained the last two had five seeds by then. ``preference_answers_first`` and its contrasts were named before it had
 been run, when ``preference`` had all its seeds, and a judge that answers first had been seen to tell right from wrong
-answers to ``steps-large`` better than one that only compares.
+answers to ``steps-large`` better than one that only compares. ``rubric`` and ``rubric_answers_first``, and their
+contrasts, were named before they had been run, when such a judge of single answers had been tried on pairs of ``sums``
+and ``steps-large``.
 """
 
 from collections.abc import Mapping
@@ -265,6 +267,15 @@ ARMS: Mapping[str, Arm] = {
         )
         for judge, (whose, options) in LABELS.items()
     },
+    **{
+        f"rubric{suffix}": _samples(
+            f"the probability that the policy gives to a sample being right, read by itself{behind} (P(True))",
+            reward="rubric",
+            judge_max_tokens=80,
+            judge_answers_first=bool(suffix),
+        )
+        for suffix, behind in (("", ""), ("_answers_first", " behind an answer of its own"))
+    },
     "serl": _samples(
         "plain samples, compared by the policy as judge (SERL): no conversation", reward="serl", in_fours=True
     ),
@@ -365,6 +376,11 @@ CONTRASTS = (
     ("preference_initial", "majority"),
     ("preference_answers_first", "preference"),
     ("preference_answers_first", "majority"),
+    ("rubric", "majority"),
+    ("rubric", "log_probability"),
+    ("rubric_answers_first", "rubric"),
+    ("rubric_answers_first", "majority"),
+    ("rubric_answers_first", "answer_current"),
     ("r_sol_labels", "r_sol"),
     ("r_sol_labels", "majority"),
     ("r_sol_steps", "majority"),
