@@ -138,7 +138,7 @@ async def test_a_judge_that_asks_once_per_label_needs_only_the_end_of_a_prompt(s
     engine = bench(service, model, with_sampler(broken.NoFirstPlace))
     found = [await put(BY_NAME[name], engine) for name in ("prompt logprobs", "last logprob of prompts")]
     assert [finding.answer for finding in found] == ["wrong", "yes"]
-    judge = next(feature for feature in FEATURES if feature.name == "judge_mode=logprob")
+    judge = next(feature for feature in FEATURES if feature.name == "judge_mode=logprob, reward=rubric")
     assert barred(judge, found) == []
 
 
@@ -199,7 +199,7 @@ async def test_the_check_of_a_run_changes_nothing(service, model):
 def test_features_need_probes_that_exist_and_one_of_each_choice():
     needed = {name for feature in FEATURES for names in feature.needs for name in names}
     assert needed <= set(BY_NAME)
-    judge = next(feature for feature in FEATURES if feature.name == "judge_mode=logprob")
+    judge = next(feature for feature in FEATURES if feature.name == "judge_mode=logprob, reward=rubric")
     found = [
         Finding(name="top-k of samples", answer="no", detail=""),
         Finding(name="top-k of prompts", answer="yes", detail=""),

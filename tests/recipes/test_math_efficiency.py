@@ -13,6 +13,7 @@ from random_models import make_model
 
 from viva.experts.strategy import strategy_of
 from viva.judging.judge import PolicyRef, PolicySelfComparisonJudge
+from viva.judging.rubric import Criterion
 from viva.recipes.math_efficiency import Config
 from viva.recipes.programs import recipe_summaries, train_recipe
 from viva.recipes.strategies import STRATEGIES, EfficientEnv, EfficientReward, Graded, Task, find_strategies
@@ -166,6 +167,18 @@ def problems(tmp_path_factory):
             "judge_prompt would change nothing",
         ),
         (
+            {"reward": "rubric", "strategies": ["iid"], "judge_mode": "verdict"},
+            "judge_mode would change nothing: the judge of the reward rubric scores every solution by itself",
+        ),
+        (
+            {"reward": "rubric", "strategies": ["iid"], "criteria": {"It is short.": -1.0}},
+            "the criterion 'It is short.' needs a weight above 0, or none; got -1",
+        ),
+        (
+            {"reward": "majority", "strategies": ["iid"], "criteria": {"It is short.": 1.0}},
+            "criteria would change nothing: the reward majority asks no judge of this recipe about criteria",
+        ),
+        (
             {"train_prompts": ["no answer"], "reward": "shuffled", "strategies": ["iid"]},
             "every problem needs a known answer",
         ),
@@ -187,6 +200,15 @@ def problems(tmp_path_factory):
 def test_a_wrong_option_is_named_with_what_is_allowed(problems, options, message):
     with pytest.raises(ValueError, match=message):
         config(train_prompts_path=str(problems), **options).make_plan()
+
+
+@pytest.mark.parametrize("name", ["rubric", "shuffled_rubric"])
+def test_criteria_go_to_the_rubric(problems, name):
+    given = {"reward": name, "strategies": ["iid"], "criteria": {"It is short.": 2.0}}
+    reward = config(train_prompts_path=str(problems), judge="initial", **given).group_reward()
+    assert reward.name == ("rubric" if name == "rubric" else "shuffled")
+    assert reward.inner.criteria == (Criterion(text="It is short.", weight=2.0),)
+    assert reward.judge.policy == "initial"
 
 
 def test_a_batch_holds_whole_problems(problems):

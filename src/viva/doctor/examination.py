@@ -121,7 +121,7 @@ FEATURES: tuple[Feature, ...] = (
     ),
     Feature(name="samplers that outlast a step", needs=(("old samplers stay",),)),
     Feature(name="temperature other than 1", needs=(("temperature in logprobs",),)),
-    Feature(name="judge_mode=logprob", needs=(_ALTERNATIVES,)),
+    Feature(name="judge_mode=logprob, reward=rubric", needs=(_ALTERNATIVES,)),
     Feature(
         name="judge_mode=verdict, judge_answers_first, eval_temperature=0",
         needs=(*_SAMPLES, ("greedy samples",)),

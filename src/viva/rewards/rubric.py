@@ -144,7 +144,7 @@ def rubric(
     if criteria is None:
         return Rubric(scored_alone_by=judge or JudgeOptions())
     rows = criteria.items() if isinstance(criteria, Mapping) else [(text, 1.0) for text in criteria]
-    found = tuple(Criterion(text=text.strip(), weight=weight) for text, weight in rows)
+    found = tuple(Criterion(text=text.strip(), weight=float(weight)) for text, weight in rows)
     if not found or len({each.text for each in found}) < len(found):
         raise ValueError(f"criteria must be one or more that differ, like ['It is short.']; got {criteria!r}")
     return Rubric(criteria=found, scored_alone_by=judge or JudgeOptions())
