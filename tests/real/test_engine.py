@@ -11,6 +11,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from viva.conversation.rendering import build_prompt, load_renderer
 from viva.engine import LocalServiceClient
+from viva.judging.judge import PolicyRef, PolicySelfComparisonJudge
+from viva.judging.rubric import CRITERION_PREFIX, RIGHT, YES_OR_NO, criterion_messages
 
 pytestmark = pytest.mark.slow
 STORY = [
@@ -74,6 +76,23 @@ async def test_sampler_and_trainer_have_the_logprobs_of_transformers(
     assert torch.allclose(torch.tensor(by_sampler), stock, atol=1e-4)
     assert torch.allclose(torch.tensor(by_trainer), stock, atol=1e-4)
     assert torch.tensor(by_sampler).std() > 0.01  # else anything would agree
+
+
+async def test_a_score_is_the_share_of_yes_by_transformers(folder: Path) -> None:
+    """Of a wrong and of the right answer, behind an answer of the judge's own."""
+    client = await LocalServiceClient(device="cpu").create_sampling_client_async(base_model=str(folder))
+    renderer = load_renderer(client.get_tokenizer(), model_name=str(folder), renderer_name=None)
+    judge = PolicySelfComparisonJudge(PolicyRef(sampling_client=client), renderer)
+    judge.own_answer = "7 + 5 = 12"
+    for answer in ("It is 75.", "It is 12."):
+        messages = criterion_messages(QUESTION, answer, RIGHT.text, judge.own_answer)
+        prompt = build_prompt(renderer, messages, prefill=CRITERION_PREFIX).to_ints()
+        yes, no = (renderer.tokenizer.encode(label, add_special_tokens=False)[0] for label in YES_OR_NO)
+        by_token = torch.stack(
+            [stock_logprobs(folder, [*prompt, token], len(prompt))[0] for token in (yes, no)]
+        )
+        share = float(by_token.softmax(0)[0])
+        assert await judge.score(QUESTION, answer, RIGHT.text, seed=0) == pytest.approx(share, abs=1e-4)
 
 
 async def test_bfloat16_is_as_close_to_float32_as_that_of_transformers(folder: Path) -> None:
