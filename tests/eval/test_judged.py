@@ -21,7 +21,9 @@ from viva.eval.judged import (
     paired,
 )
 from viva.eval.records import WRONG, Asked
+from viva.eval.rubric import score_answers
 from viva.judging.comparison import Comparison, Judge, JudgeError, Outcome
+from viva.judging.rubric import Criterion
 
 A, B, TIE, INVALID = Outcome.A, Outcome.B, Outcome.TIE, Outcome.INVALID
 SCORES = {A: -1.0, B: 1.0, TIE: 0.0, INVALID: None}
@@ -254,6 +256,48 @@ class Scripted(Judge):
 
     def described(self):
         return {"system_prompt": "", "prefill": ""}
+
+
+class AnswersFirst(Scripted):
+    """It prefers what it answers itself, and cannot answer one question."""
+
+    answers_first = True
+
+    async def answer(self, messages, seed):
+        self.asked.append((messages[0]["content"], "own", seed))
+        if messages[0]["content"] == "q":
+            raise JudgeError("no reply: 504")
+        return "a"
+
+    async def compare(self, question, solutions, first, second, seed):
+        if solutions[first] == solutions[second]:
+            return Comparison(first=first, second=second, outcome=TIE, score=0.0, was_asked=False)
+        assert self.own_answer == "a"
+        outcome = A if solutions[first] == self.own_answer else B
+        return Comparison(first=first, second=second, outcome=outcome, score=SCORES[outcome])
+
+    async def score(self, question, text, criterion, seed):
+        return float(text == self.own_answer)
+
+
+async def test_a_judge_that_answers_first_does_so_once_a_prompt_and_one_that_cannot_gives_no_verdict():
+    def answered(**texts):
+        return [Asked(question=q, answer=None, answers=tuple(map(answer, own))) for q, own in texts.items()]
+
+    judge = AnswersFirst()
+    first, second = answered(p="ab", q="x", same="s"), answered(p="ba", q="y", same="s")
+    p, q, _ = await judge_pairs(judge, paired(first, second), seed=1)
+    assert [each[:2] for each in judge.asked] == [("p", "own"), ("q", "own")]
+    assert [each.points for each in p] == [[1.0, 1.0], [0.0, 0.0]]
+    assert [each.failure for each in q[0].comparisons] == ["no reply: 504"] * 2
+
+    judge.asked.clear()
+    ((one, other), (failed,)) = await score_answers(
+        judge, [Criterion(text="is right")] * 2, first[:2], seed=1
+    )
+    assert [each[:2] for each in judge.asked] == [("p", "own"), ("q", "own")]
+    assert [[each.value for each in scores] for scores in (one, other)] == [[1.0, 1.0], [0.0, 0.0]]
+    assert [(each.value, each.failure) for each in failed] == [(None, "no reply: 504")] * 2
 
 
 async def test_every_pair_is_judged_in_both_orders_and_a_judge_that_fails_is_no_verdict():

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from viva.eval.estimates import compare
 from viva.eval.records import WRONG, Asked
 from viva.eval.rubric import CriterionScore, rubric_figures, score_answers
-from viva.judging.comparison import JudgeError
+from viva.judging.comparison import Judge, JudgeError
 from viva.judging.endpoint import ChatEndpoint, EndpointOptions
 from viva.judging.endpoint_judge import EndpointJudge
 from viva.judging.judge import JudgeOptions, PolicyRef, PolicySelfComparisonJudge
@@ -117,9 +117,15 @@ async def test_an_endpoint_writes_yes_or_no(text, value):
 
 
 async def test_every_criterion_of_every_answer_is_asked_by_itself_and_a_failure_is_no_score():
-    class Scripted:
+    class Scripted(Judge):
         def __init__(self):
             self.asked = []
+
+        async def compare(self, question, solutions, first, second, seed):
+            raise NotImplementedError
+
+        def described(self):
+            return {}
 
         async def score(self, question, answer, criterion, seed):
             self.asked.append((question, answer, criterion))

@@ -25,11 +25,13 @@ from viva.eval.estimates import (
     term_of,
 )
 from viva.eval.records import Answer, Asked, Costs, Figure
-from viva.judging.comparison import Comparison, Judge, JudgeError, Outcome, judge_accuracy
+from viva.judging.comparison import Comparison, Judge, JudgeError, Outcome, judge_accuracy, same_words
 from viva.judging.judge import PolicyRef, SamplingClient
 from viva.training.console import Begin, StepProgress, unseen
 from viva.training.data import PromptItem, derive_seed
 
+FAILURES = (JudgeError, TimeoutError, ValueError)
+"""Errors of a judge about one answer or pair, which has no score then; the others go on."""
 _ORDERS = ((0, 1), (1, 0))
 _RESAMPLES = 1000
 """For the interval of one evaluation of a run."""
@@ -95,23 +97,42 @@ async def judge_pairs(
 
     async def judge_prompt(place: int, pairs_N: Sequence[JudgedPair]) -> list[JudgedPair]:
         with remembering({}):
+            ready: Judge | str = judge
+            if not all(same_words(*(answer.text for answer in pair.answers)) for pair in pairs_N):
+                ready = await ready_judge(judge, pairs_N[0].question, derive_seed(seed, "own answer", place))
             return await gather_or_cancel(
-                _judge_pair(judge, pair, derive_seed(seed, "judge", place, number), progress)
+                _judge_pair(ready, pair, derive_seed(seed, "judge", place, number), progress)
                 for number, pair in enumerate(pairs_N)
             )
 
     return await gather_or_cancel(judge_prompt(place, pairs) for place, pairs in enumerate(pairs_P_N))
 
 
-async def _judge_pair(judge: Judge, pair: JudgedPair, seed: int, progress: StepProgress) -> JudgedPair:
+async def ready_judge(judge: Judge, question: str, seed: int) -> Judge | str:
+    """The judge of one question, once it has answered it if it does that first, or the reason why it could not."""
+    try:
+        return await judge.for_question(question, seed)
+    except FAILURES as error:
+        return reason_of(error)
+
+
+def reason_of(error: BaseException) -> str:
+    """An error in words."""
+    return str(error) or type(error).__name__
+
+
+async def _judge_pair(judge: Judge | str, pair: JudgedPair, seed: int, progress: StepProgress) -> JudgedPair:
     texts = {place: answer.text for place, answer in enumerate(pair.answers)}
 
     async def compare(first: int, second: int) -> Comparison:
         try:
+            if isinstance(judge, str):
+                raise JudgeError(judge)
             return await judge.compare(pair.question, texts, first, second, derive_seed(seed, first))
-        except (JudgeError, TimeoutError, ValueError) as error:
-            reason = str(error) or type(error).__name__
-            return Comparison(first=first, second=second, outcome=Outcome.INVALID, score=None, failure=reason)
+        except FAILURES as error:
+            return Comparison(
+                first=first, second=second, outcome=Outcome.INVALID, score=None, failure=reason_of(error)
+            )
 
     judged = replace(pair, comparisons=tuple(await gather_or_cancel(compare(*order) for order in _ORDERS)))
     progress.on_group(judged)

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 
 from viva.conversation.coordinator import gather_or_cancel
 from viva.eval.estimates import Terms, term_of
+from viva.eval.judged import FAILURES, ready_judge, reason_of
 from viva.eval.records import Asked
-from viva.judging.comparison import Judge, JudgeError
+from viva.judging.comparison import Judge
 from viva.judging.rubric import Criterion, weighted_mean
-from viva.training.console import Begin, StepProgress, unseen
+from viva.training.console import Begin, unseen
 from viva.training.data import derive_seed
 
 
@@ -41,17 +42,18 @@ async def score_answers(
     """Scores of all answers by every criterion; one that fails has its reason in the place of a score."""
     progress = begin("rubric", sum(len(each.answers) for each in asked_P), "answers")
 
-    async def ask(question: str, text: str, criterion: str, seed: int) -> CriterionScore:
+    async def ask(ready: Judge | str, question: str, text: str, criterion: str, seed: int) -> CriterionScore:
+        if isinstance(ready, str):
+            return CriterionScore(value=None, failure=ready)
         try:
-            return CriterionScore(value=await judge.score(question, text, criterion, seed))
-        except (JudgeError, TimeoutError, ValueError) as error:
-            return CriterionScore(value=None, failure=str(error) or type(error).__name__)
+            return CriterionScore(value=await ready.score(question, text, criterion, seed))
+        except FAILURES as error:
+            return CriterionScore(value=None, failure=reason_of(error))
 
-    async def of_answer(
-        asked: Asked, place: int, number: int, progress: StepProgress
-    ) -> list[CriterionScore]:
+    async def of_answer(ready: Judge | str, asked: Asked, place: int, number: int) -> list[CriterionScore]:
         scores = await gather_or_cancel(
             ask(
+                ready,
                 asked.question,
                 asked.answers[number].text,
                 criterion.text,
@@ -63,8 +65,9 @@ async def score_answers(
         return scores
 
     async def of_prompt(asked: Asked, place: int) -> list[list[CriterionScore]]:
+        ready = await ready_judge(judge, asked.question, derive_seed(seed, "own answer", place))
         return await gather_or_cancel(
-            of_answer(asked, place, number, progress) for number in range(len(asked.answers))
+            of_answer(ready, asked, place, number) for number in range(len(asked.answers))
         )
 
     return await gather_or_cancel(of_prompt(asked, place) for place, asked in enumerate(asked_P))

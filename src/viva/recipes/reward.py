@@ -68,6 +68,10 @@ class JudgeConfig:
         default=None, doc="what the judge is told; a text of its own by default"
     )
     judge_max_tokens: int = chz.field(default=256, doc="longest verdict or answer")
+    judge_answers_first: bool = chz.field(
+        default=False,
+        doc="the judge answers the problem itself, and judges solutions behind its own answer",
+    )
     judge_model: str | None = chz.field(
         default=None, doc="of a judge at https://host/v1: the model's name there; viva eval: [A,B] for two"
     )
@@ -174,10 +178,6 @@ class AskedConfig(JudgeConfig, RecipeConfig):
         default=None, doc="judge=RUN: last, best or a name; default: what the run ended with"
     )
     judge_prompt_path: str | None = chz.field(default=None, doc="file with what the judge is told")
-    judge_answers_first: bool = chz.field(
-        default=False,
-        doc="the judge answers the problem itself, and judges solutions behind its own answer",
-    )
     judge_max_off_set_mass: float = chz.field(
         default=0.9,
         doc="of labels read by their probabilities: invalid if anything else is more probable than this",

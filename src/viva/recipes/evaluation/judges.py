@@ -49,7 +49,8 @@ class JudgePlan:
         else:
             of = self.source.summary
             where = {"model": of["model"], "checkpoint": of["checkpoint"]}
-        return {"name": self.name, **where, "mode": self.options.mode}
+        how = {"answers_first": True} if self.options.answers_first else {}
+        return {"name": self.name, **where, "mode": self.options.mode, **how}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +108,11 @@ def _names(option: str, value: str) -> list[str]:
 
 
 def _how(options: EvalOptions, mode: str) -> JudgeOptions:
-    given = {"mode": options.judge_mode or mode, "max_tokens": options.judge_max_tokens}
+    given = {
+        "mode": options.judge_mode or mode,
+        "max_tokens": options.judge_max_tokens,
+        "answers_first": options.judge_answers_first,
+    }
     if options.judge_prompt is not None:
         given["system_prompt"] = options.judge_prompt
     return JudgeOptions.of(given)
