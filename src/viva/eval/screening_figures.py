@@ -33,6 +33,7 @@ from viva.eval.records import Figure, Played
 from viva.eval.screening import Criticised, Screened, solutions_of
 from viva.judging.ballots import ballot_accuracy
 from viva.judging.comparison import Comparison, JudgeError, judge_accuracy, judge_health, reward_truth_gap
+from viva.judging.rubric import weighted_mean
 from viva.rewards.majority import answer_groups
 from viva.rewards.rubric import Rubric
 from viva.rewards.solutions import SolutionReward
@@ -193,12 +194,24 @@ def _likelihood(problems_P: Sequence[Screened]) -> dict[str, Terms]:
 
 
 def _rubric(problems_P: Sequence[Screened], reward: Rubric) -> dict[str, Terms]:
-    """Figures of a judge's scores of single answers."""
-    paid_P = [_paid(each, reward, seed=0) for each in problems_P]
+    """Figures of a judge's scores of single answers, the accuracy on those that can be read out of a reply."""
+    weights_C = [each.weight for each in reward.criteria]
+
+    def accuracy(problem: Screened) -> _Term:
+        scored = [
+            (one.answer.right, score)
+            for one, scores_C in zip(problem.tries_N, (problem.rubric or {}).values(), strict=True)
+            if one.has_answer
+            and None not in scores_C
+            and (score := weighted_mean(scores_C, weights_C)) is not None
+        ]
+        return _right_above_wrong([right for right, _ in scored], [score for _, score in scored])
+
     return {
-        "rubric/accuracy": [NOTHING if paid is None else _right_above_wrong(*paid) for paid in paid_P],
+        "rubric/accuracy": [accuracy(each) for each in problems_P],
         "rubric/invalid_rate": [
-            term_of(float(None in scores) for scores in (each.rubric or {}).values()) for each in problems_P
+            term_of(float(None in scores_C) for scores_C in (each.rubric or {}).values())
+            for each in problems_P
         ],
     }
 
