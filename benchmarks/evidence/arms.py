@@ -34,7 +34,8 @@ trained the last two had five seeds by then. ``preference_answers_first`` and it
 been run, when ``preference`` had all its seeds, and a judge that answers first had been seen to tell right from wrong
 answers to ``steps-large`` better than one that only compares. ``rubric`` and ``rubric_answers_first``, and their
 contrasts, were named before they had been run, when such a judge of single answers had been tried on pairs of ``sums``
-and ``steps-large``.
+and ``steps-large``. ``rubric_initial`` and its contrasts came when ``rubric_answers_first`` had been run once on
+``steps-large``, where it took most of what the policy knew.
 """
 
 from collections.abc import Mapping
@@ -276,6 +277,13 @@ ARMS: Mapping[str, Arm] = {
         )
         for suffix, behind in (("", ""), ("_answers_first", " behind an answer of its own"))
     },
+    "rubric_initial": _samples(
+        "the same behind an own answer, by the policy as it was at the start",
+        reward="rubric",
+        judge="initial",
+        judge_max_tokens=80,
+        judge_answers_first=True,
+    ),
     "serl": _samples(
         "plain samples, compared by the policy as judge (SERL): no conversation", reward="serl", in_fours=True
     ),
@@ -381,6 +389,9 @@ CONTRASTS = (
     ("rubric_answers_first", "rubric"),
     ("rubric_answers_first", "majority"),
     ("rubric_answers_first", "answer_current"),
+    ("rubric_initial", "rubric_answers_first"),
+    ("rubric_initial", "answer_initial"),
+    ("rubric_initial", "majority"),
     ("r_sol_labels", "r_sol"),
     ("r_sol_labels", "majority"),
     ("r_sol_steps", "majority"),
