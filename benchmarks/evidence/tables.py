@@ -38,6 +38,7 @@ RESULTS = {
     "majority": "majority vote (TTRL)",
     "log_probability": "own log-probability",
     "peer_prediction": "peer prediction",
+    "rubric_answers_first": "P(True): the policy reads each sample by itself, behind an answer of its own",
     "judged": "plain samples, judged in pairs by the policy",
     "serl": "the same, a win over a solution of other length counts nothing (SERL)",
     "preference": "conversation preference RL",
