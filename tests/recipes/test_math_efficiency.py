@@ -12,6 +12,7 @@ from pages import codes, generic, page, tables
 from random_models import make_model
 
 from viva.experts.strategy import strategy_of
+from viva.judging.comparison import JUDGE_SYSTEM_PROMPT
 from viva.judging.judge import PolicyRef, PolicySelfComparisonJudge
 from viva.judging.rubric import Criterion
 from viva.recipes.math_efficiency import Config
@@ -200,6 +201,15 @@ def problems(tmp_path_factory):
 def test_a_wrong_option_is_named_with_what_is_allowed(problems, options, message):
     with pytest.raises(ValueError, match=message):
         config(train_prompts_path=str(problems), **options).make_plan()
+
+
+@pytest.mark.parametrize("name", ["judge_answer", "rubric"])
+def test_the_text_of_comparisons_stands_only_in_records_of_runs_that_compare_and_may_be_given_back(
+    problems, name
+):
+    given = {"train_prompts_path": str(problems), "reward": name, "strategies": ["iid"]}
+    assert config(**given).make_plan().record["judge_prompt"] is None
+    config(**given, judge_prompt=JUDGE_SYSTEM_PROMPT).make_plan()  # as older runs stored it
 
 
 @pytest.mark.parametrize("name", ["rubric", "shuffled_rubric"])

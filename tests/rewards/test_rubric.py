@@ -109,6 +109,10 @@ def test_what_is_not_known_is_no_reward():
     ("criteria", "message"),
     [
         ([], "criteria must be one or more that differ"),
+        (
+            "It is short.",
+            "criteria must be one or more that differ, like ['It is short.']; got 'It is short.'",
+        ),
         (["a", "a "], "criteria must be one or more that differ"),
         ([" "], "a criterion needs a text; got ''"),
         ({"a": 0}, "the criterion 'a' needs a weight above 0, or none; got 0"),

@@ -139,11 +139,13 @@ def rubric(
             model or an endpoint, which writes yes or no.
 
     Raises:
-        ValueError: If there is no criterion, one has no text or no weight above 0, or two are the same.
+        ValueError: If there is no criterion, they are one text instead of a list, one has no text or no weight above
+            0, or two are the same.
     """
     if criteria is None:
         return Rubric(scored_alone_by=judge or JudgeOptions())
-    rows = criteria.items() if isinstance(criteria, Mapping) else [(text, 1.0) for text in criteria]
+    texts = () if isinstance(criteria, str) else criteria
+    rows = texts.items() if isinstance(texts, Mapping) else [(text, 1.0) for text in texts]
     found = tuple(Criterion(text=text.strip(), weight=float(weight)) for text, weight in rows)
     if not found or len({each.text for each in found}) < len(found):
         raise ValueError(f"criteria must be one or more that differ, like ['It is short.']; got {criteria!r}")
