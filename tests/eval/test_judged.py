@@ -23,7 +23,7 @@ from viva.eval.judged import (
 from viva.eval.records import WRONG, Asked
 from viva.eval.rubric import score_answers
 from viva.judging.comparison import Comparison, Judge, JudgeError, Outcome
-from viva.judging.rubric import Criterion
+from viva.judging.records import Criterion
 
 A, B, TIE, INVALID = Outcome.A, Outcome.B, Outcome.TIE, Outcome.INVALID
 SCORES = {A: -1.0, B: 1.0, TIE: 0.0, INVALID: None}

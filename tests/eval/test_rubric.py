@@ -12,7 +12,8 @@ from viva.judging.comparison import Judge, JudgeError
 from viva.judging.endpoint import ChatEndpoint, EndpointOptions
 from viva.judging.endpoint_judge import EndpointJudge
 from viva.judging.judge import JudgeOptions, PolicyRef, PolicySelfComparisonJudge
-from viva.judging.rubric import Criterion, read_rubric
+from viva.judging.records import Criterion
+from viva.judging.rubric import read_rubric
 from viva.testing import ScriptedSamplingClient, tiny_renderer
 
 CRITERIA = (Criterion(text="is polite", weight=3.0), Criterion(text="is short"))

@@ -14,7 +14,7 @@ from random_models import make_model
 from viva.experts.strategy import strategy_of
 from viva.judging.comparison import JUDGE_SYSTEM_PROMPT
 from viva.judging.judge import PolicyRef, PolicySelfComparisonJudge
-from viva.judging.rubric import Criterion
+from viva.judging.records import Criterion
 from viva.recipes.math_efficiency import Config
 from viva.recipes.programs import recipe_summaries, train_recipe
 from viva.recipes.strategies import STRATEGIES, EfficientEnv, EfficientReward, Graded, Task, find_strategies

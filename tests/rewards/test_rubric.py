@@ -14,8 +14,8 @@ from viva import Protocol, Round
 from viva.judging.answers import is_correct
 from viva.judging.comparison import JudgeError
 from viva.judging.judge import JudgeOptions, PolicyRef
-from viva.judging.records import ConversationRecord
-from viva.judging.rubric import CRITERION_PREFIX, CRITERION_SYSTEM_PROMPT, RIGHT, Criterion
+from viva.judging.records import ConversationRecord, Criterion
+from viva.judging.rubric import CRITERION_PREFIX, CRITERION_SYSTEM_PROMPT, RIGHT
 from viva.rewards.credit import group_advantages
 from viva.rewards.solutions import Models
 from viva.selfplay.group import MultiAgentConversationEnvGroupBuilder

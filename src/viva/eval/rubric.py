@@ -13,7 +13,8 @@ from viva.eval.estimates import Terms, term_of
 from viva.eval.judged import FAILURES, ready_judge, reason_of
 from viva.eval.records import Asked
 from viva.judging.comparison import Judge
-from viva.judging.rubric import Criterion, weighted_mean
+from viva.judging.records import Criterion
+from viva.judging.rubric import weighted_mean
 from viva.training.console import Begin, unseen
 from viva.training.data import derive_seed
 

@@ -4,7 +4,9 @@ The same classes write a line of ``transcripts.jsonl`` and read it; what older f
 above `viva.conversation`, since replies can be rankings, and import nothing heavy, so that a page can list thousands.
 """
 
+import math
 import sys
+from dataclasses import dataclass
 from typing import Annotated, Any, Self, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError
@@ -23,7 +25,6 @@ from viva.conversation.records import (
 )
 from viva.judging.ballots import Vote
 from viva.judging.ranking import LabelBallot, RankingReply
-from viva.judging.rubric import Criterion
 
 _Number: TypeAlias = Annotated[float, Field(allow_inf_nan=False)]
 
@@ -90,6 +91,27 @@ class JudgeRecord(_Record):
     system_prompt: str = ""
     prefill: str = ""
     """The beginning of the judge's reply, where it is given."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Criterion:
+    """One criterion that an answer fulfils or does not.
+
+    Raises:
+        ValueError: If it has no text, or its weight is not above 0.
+    """
+
+    text: str
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Check."""
+        if not self.text.strip():
+            raise ValueError(f"a criterion needs a text; got {self.text!r}")
+        if not math.isfinite(self.weight) or self.weight <= 0:
+            raise ValueError(
+                f"the criterion {self.text!r} needs a weight above 0, or none; got {self.weight}"
+            )
 
 
 class DealtRecord(_Record):

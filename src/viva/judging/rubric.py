@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,6 +16,7 @@ from tinker_cookbook.renderers.base import Message
 
 from viva.conversation.protocol import quote
 from viva.judging.comparison import own_answer_text
+from viva.judging.records import Criterion
 
 CRITERION_SYSTEM_PROMPT = """\
 You judge one answer by one criterion.
@@ -27,27 +27,6 @@ CRITERION_FIELD = "fulfilled"
 CRITERION_PREFIX = f'{{"{CRITERION_FIELD}": "'
 """The text that a policy's reply is made to begin with; the next token is the score."""
 YES_OR_NO = ("yes", "no")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Criterion:
-    """One criterion that an answer fulfils or does not.
-
-    Raises:
-        ValueError: If it has no text, or its weight is not above 0.
-    """
-
-    text: str
-    weight: float = 1.0
-
-    def __post_init__(self) -> None:
-        """Check."""
-        if not self.text.strip():
-            raise ValueError(f"a criterion needs a text; got {self.text!r}")
-        if not math.isfinite(self.weight) or self.weight <= 0:
-            raise ValueError(
-                f"the criterion {self.text!r} needs a weight above 0, or none; got {self.weight}"
-            )
 
 
 RIGHT = Criterion(text="The answer is right.")

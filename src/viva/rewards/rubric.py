@@ -22,8 +22,8 @@ from viva.conversation.guard import remembering
 from viva.conversation.protocol import Protocol
 from viva.judging.comparison import Judge, JudgeError
 from viva.judging.judge import JudgeOptions
-from viva.judging.records import ConversationRecord
-from viva.judging.rubric import CRITERION_SYSTEM_PROMPT, RIGHT, Criterion, weighted_mean
+from viva.judging.records import ConversationRecord, Criterion
+from viva.judging.rubric import CRITERION_SYSTEM_PROMPT, RIGHT, weighted_mean
 from viva.rewards.base import JudgeTask
 from viva.rewards.solutions import Models, SolutionReward, Solutions
 

@@ -19,8 +19,15 @@ from viva.judging.comparison import Judge
 from viva.judging.endpoint import ChatEndpoint, EndpointOptions, EndpointUsage
 from viva.judging.endpoint_judge import EndpointJudge
 from viva.judging.judge import JudgeOptions, PolicyRef
-from viva.judging.records import ComparisonRecord, ConversationRecord, JudgeRecord, Transcript, TurnRecord
-from viva.judging.rubric import Criterion, read_rubric
+from viva.judging.records import (
+    ComparisonRecord,
+    ConversationRecord,
+    Criterion,
+    JudgeRecord,
+    Transcript,
+    TurnRecord,
+)
+from viva.judging.rubric import read_rubric
 from viva.recipes.evaluation import JUDGE_OPTIONS, EvalOptions
 from viva.recipes.evaluation.plan import draws_seed, open_target
 from viva.recipes.evaluation.target import BASE, Target, find_target
