@@ -237,6 +237,15 @@ def test_labels_that_begin_alike_are_refused_at_construction(monkeypatch: pytest
     judge_of(client_of(), mode="verdict")
 
 
+async def test_a_judge_that_never_scores_needs_no_tokens_of_yes_and_no(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("viva.judging.judge.YES_OR_NO", ("no", "not"))
+    judge = judge_of(client_of())
+    with pytest.raises(ValueError, match="labels that begin with different tokens"):
+        await judge.score("q", "a", "It is short.", seed=0)
+
+
 def test_a_label_is_looked_up_as_it_stands_behind_the_quote() -> None:
     """A tokenizer that merges the label with the quote behind it begins with another token than the label's."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers

@@ -174,6 +174,17 @@ def test_a_rubric_scores_both_policies(run, prompts, capsys, tmp_path):
         assert found[name] == (pytest.approx(sum(known) / len(known)) if known else None)
 
 
+def test_a_judge_that_answers_first_is_named_so_and_has_a_file_of_its_own(run, prompts, capsys):
+    written = []
+    for answers_first in (False, True):
+        given = {"judge_answers_first": answers_first, "judge_max_tokens": 20}
+        _, (*_, compared) = evaluate(capsys, run, against="base", test_prompts_path=prompts, **given)
+        written.append(compared)
+        (judge,) = json.loads(compared.read_text())["judges"]
+        assert judge.get("answers_first", False) is answers_first
+    assert written[0] != written[1]
+
+
 def _weighted(scores):
     known = [(weight, value) for weight, value in zip((1, 2), scores, strict=True) if value is not None]
     return (

@@ -6,19 +6,15 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from solved import solutions
+from solved import paid_agents, solutions
 
 import viva
-from viva import Protocol, Round
-from viva.judging.answers import is_correct
 from viva.judging.comparison import Judge
 from viva.judging.judge import JudgeOptions, PolicyRef
 from viva.judging.records import ConversationRecord
 from viva.rewards.credit import group_advantages
 from viva.rewards.solutions import Models
-from viva.selfplay.group import MultiAgentConversationEnvGroupBuilder
-from viva.testing import ScriptedPolicy, ScriptedSamplingClient, tiny_renderer
-from viva.training.rollouts import run_group
+from viva.testing import ScriptedSamplingClient, tiny_renderer
 
 RENDERER = tiny_renderer()
 REWARD = viva.rewards.judge_answer()
@@ -107,24 +103,10 @@ def test_a_policy_follows_the_judge_and_not_its_own_majority():
 
 @pytest.mark.parametrize("name", ["judge_answer", "shuffled_judge_answer"])
 def test_agents_are_paid_and_the_transcript_keeps_the_answer(name):
-    replies = iter("102112")
-    policy = ScriptedPolicy(renderer=RENDERER, script=lambda prompt, call: next(replies))
     judge, client = judge_that_says("1")
-    builder = MultiAgentConversationEnvGroupBuilder(
-        question="Which digit?",
-        renderer=RENDERER,
-        protocol=Protocol(rounds=[Round("first", "Say it."), Round("last", "Again.", ["first"])]),
-        reward=viva.rewards.find_reward(name),
-        num_agents=3,
-        answer="1",
-        grader=is_correct,
-        judge=judge,
-    )
-
-    group = asyncio.run(run_group(builder, policy, max_retries=0)).group
-    record = builder.record()
+    rewards, record = paid_agents(viva.rewards.find_reward(name), judge)
     assert len(client.prompts) == 1
     assert record["judge_answer"] == "1"
-    assert sorted(group.get_total_rewards()) == [0.0, 1.0, 1.0]
+    assert sorted(rewards) == [0.0, 1.0, 1.0]
     stored = ConversationRecord.model_validate(record)
     assert sorted(viva.rewards.find_reward(name).stored_pay(stored, 0).values()) == [0.0, 1.0, 1.0]

@@ -7,20 +7,16 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from solved import solutions
+from solved import paid_agents, solutions
 
 import viva
-from viva import Protocol, Round
-from viva.judging.answers import is_correct
 from viva.judging.comparison import JudgeError
 from viva.judging.judge import JudgeOptions, PolicyRef
 from viva.judging.records import ConversationRecord, Criterion
 from viva.judging.rubric import CRITERION_PREFIX, CRITERION_SYSTEM_PROMPT, RIGHT
 from viva.rewards.credit import group_advantages
 from viva.rewards.solutions import Models
-from viva.selfplay.group import MultiAgentConversationEnvGroupBuilder
-from viva.testing import ScriptedPolicy, ScriptedSamplingClient, tiny_renderer
-from viva.training.rollouts import run_group
+from viva.testing import ScriptedSamplingClient, tiny_renderer
 
 RENDERER = tiny_renderer()
 TWO = viva.rewards.rubric({"It is polite.": 3.0, "It is short.": 1.0})
@@ -139,28 +135,14 @@ def test_a_policy_moves_to_what_its_judge_holds_true():
 
 @pytest.mark.parametrize("name", ["rubric", "shuffled_rubric"])
 def test_agents_are_paid_and_the_transcript_is_paid_alike_by_the_criteria_that_the_run_had(name):
-    replies = iter("102112")
-    policy = ScriptedPolicy(renderer=RENDERER, script=lambda prompt, call: next(replies))
     judge, client = judge_of(
         yes_of(lambda answer, criterion: 0.5 if "short" in criterion else int(answer) / 4)
     )
     reward = viva.rewards.find_reward(name)
-    builder = MultiAgentConversationEnvGroupBuilder(
-        question="Which digit?",
-        renderer=RENDERER,
-        protocol=Protocol(rounds=[Round("first", "Say it."), Round("last", "Again.", ["first"])]),
-        reward=reward.around(TWO),
-        num_agents=3,
-        answer="1",
-        grader=is_correct,
-        judge=judge,
-    )
-
-    group = asyncio.run(run_group(builder, policy, max_retries=0)).group
-    record = builder.record()
+    rewards, record = paid_agents(reward.around(TWO), judge)
     assert len(client.prompts) == 4
     expected = [(3 * digit / 4 + 0.5) / 4 for digit in (1, 1, 2)]
-    assert sorted(group.get_total_rewards()) == pytest.approx(expected)
+    assert sorted(rewards) == pytest.approx(expected)
     stored = ConversationRecord.model_validate(record)
     assert stored.criteria == (Criterion(text="It is polite.", weight=3.0), Criterion(text="It is short."))
     assert stored.judge.system_prompt == CRITERION_SYSTEM_PROMPT

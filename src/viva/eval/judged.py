@@ -97,9 +97,17 @@ async def judge_pairs(
 
     async def judge_prompt(place: int, pairs_N: Sequence[JudgedPair]) -> list[JudgedPair]:
         with remembering({}):
-            ready: Judge | str = judge
-            if not all(same_words(*(answer.text for answer in pair.answers)) for pair in pairs_N):
-                ready = await ready_judge(judge, pairs_N[0].question, derive_seed(seed, "own answer", place))
+            ready = judge
+            try:
+                if not all(same_words(*(answer.text for answer in pair.answers)) for pair in pairs_N):
+                    own_seed = derive_seed(seed, "own answer", place)
+                    ready = await judge.for_question(pairs_N[0].question, own_seed)
+            except FAILURES as error:
+                failed = tuple(_failed(first, second, error) for first, second in _ORDERS)
+                judged = [replace(pair, comparisons=failed) for pair in pairs_N]
+                for each in judged:
+                    progress.on_group(each)
+                return judged
             return await gather_or_cancel(
                 _judge_pair(ready, pair, derive_seed(seed, "judge", place, number), progress)
                 for number, pair in enumerate(pairs_N)
@@ -108,31 +116,25 @@ async def judge_pairs(
     return await gather_or_cancel(judge_prompt(place, pairs) for place, pairs in enumerate(pairs_P_N))
 
 
-async def ready_judge(judge: Judge, question: str, seed: int) -> Judge | str:
-    """The judge of one question, once it has answered it if it does that first, or the reason why it could not."""
-    try:
-        return await judge.for_question(question, seed)
-    except FAILURES as error:
-        return reason_of(error)
-
-
-def reason_of(error: BaseException) -> str:
+def reason_of(error: Exception) -> str:
     """An error in words."""
     return str(error) or type(error).__name__
 
 
-async def _judge_pair(judge: Judge | str, pair: JudgedPair, seed: int, progress: StepProgress) -> JudgedPair:
+def _failed(first: int, second: int, error: Exception) -> Comparison:
+    return Comparison(
+        first=first, second=second, outcome=Outcome.INVALID, score=None, failure=reason_of(error)
+    )
+
+
+async def _judge_pair(judge: Judge, pair: JudgedPair, seed: int, progress: StepProgress) -> JudgedPair:
     texts = {place: answer.text for place, answer in enumerate(pair.answers)}
 
     async def compare(first: int, second: int) -> Comparison:
         try:
-            if isinstance(judge, str):
-                raise JudgeError(judge)
             return await judge.compare(pair.question, texts, first, second, derive_seed(seed, first))
         except FAILURES as error:
-            return Comparison(
-                first=first, second=second, outcome=Outcome.INVALID, score=None, failure=reason_of(error)
-            )
+            return _failed(first, second, error)
 
     judged = replace(pair, comparisons=tuple(await gather_or_cancel(compare(*order) for order in _ORDERS)))
     progress.on_group(judged)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from viva.conversation.coordinator import gather_or_cancel
 from viva.eval.estimates import Terms, term_of
-from viva.eval.judged import FAILURES, ready_judge, reason_of
+from viva.eval.judged import FAILURES, reason_of
 from viva.eval.records import Asked
 from viva.judging.comparison import Judge
 from viva.judging.records import Criterion
@@ -43,18 +43,16 @@ async def score_answers(
     """Scores of all answers by every criterion; one that fails has its reason in the place of a score."""
     progress = begin("rubric", sum(len(each.answers) for each in asked_P), "answers")
 
-    async def ask(ready: Judge | str, question: str, text: str, criterion: str, seed: int) -> CriterionScore:
-        if isinstance(ready, str):
-            return CriterionScore(value=None, failure=ready)
+    async def ask(judge: Judge, question: str, text: str, criterion: str, seed: int) -> CriterionScore:
         try:
-            return CriterionScore(value=await ready.score(question, text, criterion, seed))
+            return CriterionScore(value=await judge.score(question, text, criterion, seed))
         except FAILURES as error:
             return CriterionScore(value=None, failure=reason_of(error))
 
-    async def of_answer(ready: Judge | str, asked: Asked, place: int, number: int) -> list[CriterionScore]:
+    async def of_answer(judge: Judge, asked: Asked, place: int, number: int) -> list[CriterionScore]:
         scores = await gather_or_cancel(
             ask(
-                ready,
+                judge,
                 asked.question,
                 asked.answers[number].text,
                 criterion.text,
@@ -66,7 +64,13 @@ async def score_answers(
         return scores
 
     async def of_prompt(asked: Asked, place: int) -> list[list[CriterionScore]]:
-        ready = await ready_judge(judge, asked.question, derive_seed(seed, "own answer", place))
+        try:
+            ready = await judge.for_question(asked.question, derive_seed(seed, "own answer", place))
+        except FAILURES as error:
+            failed = [CriterionScore(value=None, failure=reason_of(error))] * len(criteria_C)
+            for _ in asked.answers:
+                progress.on_group(failed)
+            return [failed for _ in asked.answers]
         return await gather_or_cancel(
             of_answer(ready, asked, place, number) for number in range(len(asked.answers))
         )

@@ -19,6 +19,7 @@ import re
 from collections.abc import Awaitable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Protocol, cast
 
@@ -266,7 +267,8 @@ class PolicySelfComparisonJudge(Judge):
         self.temperature = temperature
         self.max_off_set_mass = max_off_set_mass
         self._labels = LabelReader(policy, renderer, VERDICT_PREFIX, LABELS) if mode == "logprob" else None
-        self._yes_or_no = LabelReader(policy, renderer, CRITERION_PREFIX, YES_OR_NO)
+        # made when it is first needed, for all copies; a judge that never scores needs no tokens of yes and no
+        self._yes_or_no = cache(lambda: LabelReader(policy, renderer, CRITERION_PREFIX, YES_OR_NO))
 
     async def compare(
         self, question: str, solutions: Mapping[int, str], first: int, second: int, seed: int
@@ -321,7 +323,7 @@ class PolicySelfComparisonJudge(Judge):
         """
         judge = await self.for_question(question, seed)
         messages = criterion_messages(question, answer, criterion, judge.own_answer)
-        yes, no = await self._yes_or_no.probabilities(messages, seed)
+        yes, no = await self._yes_or_no().probabilities(messages, seed)
         return yes / (yes + no) if 0.0 < yes + no >= 1.0 - self.max_off_set_mass else None
 
     def described(self) -> dict[str, str]:

@@ -30,6 +30,7 @@ YES_OR_NO = ("yes", "no")
 
 
 RIGHT = Criterion(text="The answer is right.")
+"""The criterion of P(True)."""
 
 
 def criterion_messages(question: str, answer: str, criterion: str, own_answer: str = "") -> list[Message]:

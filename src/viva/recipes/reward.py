@@ -218,8 +218,8 @@ class AskedConfig(JudgeConfig, RecipeConfig):
             self._refuse(idle, f"the judge of the reward {reward.name} {why}")
             reward = reward.judged_by(self.judge_options(reward.judge))
         if isinstance(reward.inner, Rubric) and not is_whole:
-            criteria = None if self.criteria is None else rubric(self.criteria).criteria
-            reward = reward if criteria is None else reward.around(replace(reward.inner, criteria=criteria))
+            if self.criteria is not None:
+                reward = reward.around(rubric(self.criteria, judge=reward.judge))
         else:
             why = f"the reward {reward.name} asks no judge of this recipe about criteria"
             self._refuse(["criteria"], why)

@@ -45,7 +45,7 @@ class JudgeAnswer(SolutionReward):
 
     @property
     def judge_task(self) -> JudgeTask:
-        """Answers."""
+        """The judge answers the question itself."""
         return "answer"
 
     def new_record(self, protocol: Protocol, judge: Judge | None) -> dict[str, object]:

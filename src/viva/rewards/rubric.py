@@ -47,16 +47,12 @@ class Rubric(SolutionReward):
 
     @property
     def judge_task(self) -> JudgeTask:
-        """Scores."""
+        """The judge scores each solution."""
         return "score"
 
     def new_record(self, protocol: Protocol, judge: Judge | None) -> dict[str, object]:
-        """What the judge is told, and the criteria."""
-        return {"judge": {"system_prompt": CRITERION_SYSTEM_PROMPT}, **self._told}
-
-    @property
-    def _told(self) -> dict[str, object]:
-        return {"criteria": [asdict(each) for each in self.criteria]}
+        """The judge's system message."""
+        return {"judge": {"system_prompt": CRITERION_SYSTEM_PROMPT}}
 
     async def ask(self, group: Solutions, question: str, models: Models) -> Solutions:
         """The solutions with the judge's scores; the same words are asked about once.
@@ -83,8 +79,8 @@ class Rubric(SolutionReward):
         return replace(group, rubric={key: by_text[text] for key, text in group.by_id().items()})
 
     def told(self, group: Solutions) -> dict[str, object]:
-        """The scores by agent, in the order of the criteria, and these."""
-        return {"rubric": group.rubric, **self._told}
+        """The criteria, and the scores by agent in their order."""
+        return {"criteria": [asdict(each) for each in self.criteria], "rubric": group.rubric}
 
     def pay(self, group: Solutions) -> list[float]:
         """Weighted means of the scores.
