@@ -19,7 +19,7 @@ import re
 from collections.abc import Awaitable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, fields, replace
-from functools import cache
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Protocol, cast
 
@@ -266,9 +266,10 @@ class PolicySelfComparisonJudge(Judge):
         self.max_tokens = max_tokens
         self.temperature = temperature
         self.max_off_set_mass = max_off_set_mass
+        if mode == "logprob":  # labels that begin alike are refused before any request
+            _first_tokens(renderer, VERDICT_PREFIX, LABELS)
         self._labels = LabelReader(policy, renderer, VERDICT_PREFIX, LABELS) if mode == "logprob" else None
-        # made when it is first needed, for all copies; a judge that never scores needs no tokens of yes and no
-        self._yes_or_no = cache(lambda: LabelReader(policy, renderer, CRITERION_PREFIX, YES_OR_NO))
+        self._yes_or_no = LabelReader(policy, renderer, CRITERION_PREFIX, YES_OR_NO)
 
     async def compare(
         self, question: str, solutions: Mapping[int, str], first: int, second: int, seed: int
@@ -323,7 +324,7 @@ class PolicySelfComparisonJudge(Judge):
         """
         judge = await self.for_question(question, seed)
         messages = criterion_messages(question, answer, criterion, judge.own_answer)
-        yes, no = await self._yes_or_no().probabilities(messages, seed)
+        yes, no = await self._yes_or_no.probabilities(messages, seed)
         return yes / (yes + no) if 0.0 < yes + no >= 1.0 - self.max_off_set_mass else None
 
     def described(self) -> dict[str, str]:
@@ -352,19 +353,20 @@ class PolicySelfComparisonJudge(Judge):
 
 
 class LabelReader:
-    """Probabilities of some labels as the beginning of a model's reply, behind a given prefix, without generation.
-
-    The labels must begin with different tokens, else a `ValueError`.
-    """
+    """Probabilities of some labels as the beginning of a model's reply, behind a given prefix, without generation."""
 
     def __init__(self, policy: PolicyRef, renderer: Renderer, prefix: str, labels: Sequence[str]) -> None:
         self.policy = policy
         self.renderer = renderer
         self.prefix = prefix
-        self.tokens = _label_tokens(renderer, prefix, labels)
-        """First token of every label."""
+        self.labels = labels
         self._knows_alternatives = True
         """Until an engine has left them out of its answer."""
+
+    @cached_property
+    def tokens(self) -> tuple[int, ...]:
+        """First token of every label; a `ValueError` if two labels begin alike."""
+        return _first_tokens(self.renderer, self.prefix, self.labels)
 
     async def probabilities(self, messages: Sequence[Message], seed: int) -> tuple[float, ...]:
         """Probability of every label behind messages; what is missing to 1 went to anything else.
@@ -420,7 +422,7 @@ def _row(rows: Sequence[_Row | None] | None, place: int) -> _Row | None:
     return rows[place] if rows is not None and len(rows) > place else None
 
 
-def _label_tokens(renderer: Renderer, prefix_text: str, labels: Sequence[str]) -> tuple[int, ...]:
+def _first_tokens(renderer: Renderer, prefix_text: str, labels: Sequence[str]) -> tuple[int, ...]:
     """First token of every label as it stands after the prefix."""
 
     def encode(text: str) -> list[int]:
