@@ -286,7 +286,8 @@ def screen(policy: str | Path | Run, task: Prompts, **options: Any) -> Screening
     Args:
         policy: A run, a model or an adapter.
         task: Problems, with or without known answers.
-        **options: Those of ``viva screen``: ``num_problems``, ``num_samples``, ``temperature``, ...
+        **options: Those of ``viva screen``: ``num_problems``, ``num_samples``, ``temperature``, ... With ``recipe=``, a
+            name or a `Protocol`, also the recipe's own, as for `train`: ``reward``, ``judge``, ``config``, ...
 
     Returns:
         Figures, advice and every answer; a file holds the same.
@@ -294,16 +295,17 @@ def screen(policy: str | Path | Run, task: Prompts, **options: Any) -> Screening
     Raises:
         ValueError: If anything is wrong with the options; nothing was sampled then.
     """
-    from viva.recipes.evaluation import ScreenOptions
-    from viva.recipes.evaluation.screen import screen
+    from viva.recipes.evaluation.screen import screen, screen_options
 
     prepare_threads()
     name = str(policy.path if isinstance(policy, Run) else policy)
     path = _prompt_options("train", task, "runs/screen/problems")["train_prompts_path"]
-    given = dict(options)
-    if callable(given.get("grader")):
-        given["grader"] = remember(given["grader"])
-    return _run_apart(screen(name, path, make_options(ScreenOptions, given)))
+    own = ("recipe", "reward", "grader")
+    given = {
+        name: remember(value) if name in own and value is not None else value
+        for name, value in options.items()
+    }
+    return _run_apart(screen(name, path, *screen_options(given)))
 
 
 def _run_apart(work: Coroutine[object, None, ResultT]) -> ResultT:

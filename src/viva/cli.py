@@ -79,7 +79,8 @@ _ARGUMENTS: dict[str, tuple[str, str | None, *tuple[_Argument, ...]]] = {
     "screen": (
         "which reward can teach a model a task: viva screen MODEL TASK key=value ...",
         "Ask a model some hundred problems, greedily and as in training, have it judge its own answers, and tell which "
-        "reward can work there, or that none can and why. 'viva screen MODEL TASK --help' lists the options.",
+        "reward can work there, or that none can and why; with recipe=RECIPE, as that recipe's options ask and talk. "
+        "'viva screen MODEL TASK --help' lists the options.",
         _Argument("target", metavar="MODEL", help="a hub name, GGUF file, folder of a model or run, or tiny"),
         _Argument("task", metavar="TASK", help="a JSONL file, or reasoning_gym:FAMILY,option=value,..."),
         _options("how the problems are asked"),
@@ -406,12 +407,12 @@ def _eval(options: argparse.Namespace) -> int:
 
 @_refusing
 def _screen(options: argparse.Namespace) -> int:
-    from viva.recipes.evaluation import ScreenOptions
+    from viva.threads import prepare_threads
 
-    chosen = _chosen(ScreenOptions, options)
-    from viva.recipes.evaluation.screen import screen
+    prepare_threads()
+    from viva.recipes.evaluation.screen import parse_screen, screen
 
-    _ask_engine(screen(options.target, options.task, chosen))
+    _ask_engine(screen(options.target, options.task, *parse_screen(options.options)))
     return 0
 
 

@@ -141,7 +141,7 @@ def advice(talks):
         ("replies/finished", "replies/answer_found", "accuracy/greedy", "solved/mixed"),
         Figure(value=1.0, low=None, high=None, num_problems=9),
     )
-    told = screening_advice(rest | figures, rewards=[], has_answers=True)
+    told = screening_advice(rest | figures, rewards=[], talks={}, has_answers=True)
     return next(each for each in told if each.about == "critics")
 
 

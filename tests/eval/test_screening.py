@@ -55,7 +55,10 @@ def figures(problems):
 def advice(problems):
     found = figures(problems)
     known = problems[0].answer is not None
-    return {each.about: each for each in screening_advice(found, rewards=list(REWARDS), has_answers=known)}
+    return {
+        each.about: each
+        for each in screening_advice(found, rewards=list(REWARDS), talks={}, has_answers=known)
+    }
 
 
 def test_figures_by_hand():
@@ -148,7 +151,9 @@ def test_a_conversation_is_judged_by_whom_it_pays(void, gap, verdict):
     found |= {"critique/void_rate": figure(void), "critique/reward_truth_gap": gap}
 
     def verdicts():
-        told = screening_advice(found, rewards=["majority"], has_answers=True)
+        told = screening_advice(
+            found, rewards=["majority"], talks={"critique": "peer_review"}, has_answers=True
+        )
         return [each.verdict for each in told if each.about == "peer_review, in critique"]
 
     assert verdicts() == ["fails"]  # no final answer is finished
@@ -336,5 +341,8 @@ def test_single_answers_are_scored_behind_the_judges_own_and_unreadable_scores_a
     assert found["rubric/accuracy"].num_problems == 11
     assert found["rubric/invalid_rate"].value == pytest.approx(1 / 12)
     assert abs(found["correlation/shuffled_rubric"].value) < 0.9
-    told = {each.about: each for each in screening_advice(found, rewards=list(rewards), has_answers=True)}
+    told = {
+        each.about: each
+        for each in screening_advice(found, rewards=list(rewards), talks={}, has_answers=True)
+    }
     assert told["rubric"].verdict == "works"

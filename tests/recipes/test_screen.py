@@ -11,6 +11,7 @@ import viva
 import viva.cli
 from viva.eval.screening import FORMAT
 from viva.recipes.evaluation import ScreenOptions
+from viva.tiny.tasks import problems as problems_of
 
 SMALL = {"num_problems": 6, "num_samples": 3, "max_tokens": 6, "resamples": 100}
 
@@ -76,6 +77,78 @@ def test_conversations_are_held_on_the_first_problems(model, tmp_path, monkeypat
     assert "peer_review, in critique" in " ".join(out.split())
 
 
+LONG = "Think of every step, one after the other, and of what may be wrong in it. " * 8
+
+
+def test_a_run_is_screened_as_it_is_planned(model, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    task = write(tmp_path / "task.jsonl", [{"query": f"{n} + 1?", "answer": n + 1} for n in range(6)])
+    planned = {"recipe": "critique_self_play", "conversations": 2, "num_agents": 2, "ballots": "labels"}
+    out, found = screened(capsys, model, task, **planned)
+    assert set(found["played"]) == {"critique"}
+    assert found["options"]["kinds"] == ["critique"]
+    assert found["options"]["critique"]["ballots"] == "labels"
+    assert "peer_review, in critique" in " ".join(out.split())
+    told = {"prompts": json.dumps({"proposal": LONG}), "reward": "comas", "system_prompt": LONG}
+    _, other = screened(capsys, model, task, **planned, **told)
+    assert "comas, in critique" in {each["about"] for each in other["advice"]}
+    for part in ("critique", "answers"):  # what is read is longer by the words of the options
+        costs = [each["cost"][part] for each in (found, other)]
+        less, more = (each["total_tokens"] - each["sampled_tokens"] for each in costs)
+        assert more > less + 500, part
+
+
+def test_options_of_a_recipe_are_read_from_a_file(model, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    task = write(tmp_path / "task.jsonl", [{"query": f"{n} + 1?", "answer": n + 1} for n in range(6)])
+    Path("run.yaml").write_text(
+        "strategies: [iid]\nreward: rubric\ncriteria: {It is short.: 1.0}\nsystem_prompt: Be brief.\nmax_tokens: 5\n"
+    )
+    status = viva.cli.main(
+        ["screen", str(model), str(task), "recipe=math_efficiency", "config=run.yaml", "num_samples=2"]
+    )
+    told = capsys.readouterr()
+    assert status == 0, told.err
+    found = json.loads(Path(told.out.split()[-1]).read_text())
+    assert found["options"]["system_prompt"] == "Be brief."
+    assert found["options"]["max_tokens"] == 5
+    assert found["options"]["criteria"] == {"It is short.": 1.0}
+    assert found["options"]["rewards"][-1] == "rubric"
+    assert "correlation/rubric" in found["figures"]
+    by_name = viva.screen(
+        model, task, recipe="math_efficiency", config="run.yaml", num_samples=2, output="own.json"
+    )
+    assert by_name.figures.keys() == found["figures"].keys()
+    assert json.loads(Path("own.json").read_text()) == found
+
+
+def test_the_judge_that_is_planned_compares_the_pairs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    problems = [{"query": each.question, "answer": each.answer} for each in problems_of("test", 12, seed=0)]
+    options = {"num_samples": 4, "max_tokens": 80, "resamples": 100, "recipe": "conversation_preference_rl"}
+    options |= {"num_problems": 12, "conversations": 1, "num_agents": 2, "max_rounds": 1}
+    one = viva.screen("tiny", problems, **options)
+    two = viva.screen("tiny", problems, **options, judge_prompt=LONG)
+    both = [sum(each.judged is not None for each in found.problems) for found in (one, two)]
+    assert both[0] == both[1] > 0
+    less, more = (found.cost["judged pairs"].total_tokens for found in (one, two))
+    assert more > less + 100 * both[0]
+
+
+def test_a_protocol_of_ones_own_is_screened(model, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    debate = viva.Protocol(rounds=[viva.Round("say", "Say a number.")], reward=longest)
+    rows = [{"query": f"{n} + 1?", "answer": n + 1} for n in range(3)]
+    found = viva.screen(model, rows, recipe=debate, conversations=2, num_agents=2, **SMALL)
+    assert len(found.played["protocol"]) == 2
+    assert "protocol/void_rate" in found.figures
+    assert "longest, in protocol" in {each.about for each in found.advice}
+
+
+def longest(conversation):
+    return {agent_id: float(len(text)) for agent_id, text in conversation.final_solutions().items()}
+
+
 def test_a_task_without_answers(model, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     task = write(tmp_path / "task.jsonl", [{"query": f"Why {n}?"} for n in range(6)])
@@ -112,6 +185,18 @@ def test_a_family_of_reasoning_gym_in_python(model, tmp_path, monkeypatch):
         ("task.jsonl", ["num_pairs=0", "judge_answers_first=True"], "num_pairs=0 judges no pair"),
         ("task.jsonl", ['criteria={"It is short.": 1}'], "criteria would change nothing: no reward scores"),
         ("task.jsonl", ['rewards=["rubric"]', "criteria={}"], "criteria must be one or more that differ"),
+        ("task.jsonl", ["recipe=critique"], "Did you mean 'critique_self_play'"),
+        ("task.jsonl", ["recipe=critique_self_play"], "conversations=0 holds none; give conversations=24"),
+        ("task.jsonl", ["recipe=math_efficiency", "conversations=2"], "leave conversations=2 out"),
+        ("task.jsonl", ["recipe=math_efficiency", "num_problms=3"], "Did you mean 'num_problems'"),
+        ("task.jsonl", ["recipe=math_efficiency", "reward=tournament"], "pays conversations"),
+        (
+            "task.jsonl",
+            ["recipe=critique_self_play", "conversations=2", 'kinds=["critique"]'],
+            "kinds would change nothing",
+        ),
+        ("task.jsonl", ["recipe=critique_self_play", "conversations=2", "judge=nobody"], "judge must be current, initial"),
+        ("task.jsonl", ["recipe=nowhere.py:PROTOCOL", "conversations=2"], "nowhere.py"),
         ("task.jsonl", ["output=x.txt"], "output must be a file that ends in .json"),
     ],
 )

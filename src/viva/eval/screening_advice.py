@@ -24,14 +24,16 @@ MOSTLY = 0.5
 SETTLED = 0.95
 """Share of equal answers above which voting has nothing left to teach."""
 
-REWARD_OF = {"conversation": "tournament", "critique": "peer_review"}
-"""Rewards by kind of conversation."""
-
 Figures = Mapping[str, Figure]
 
 
-def screening_advice(figures: Figures, *, rewards: Sequence[str], has_answers: bool) -> tuple[Advice, ...]:
-    """Advice in the order of importance: what stands in the way, then each reward, then a summary."""
+def screening_advice(
+    figures: Figures, *, rewards: Sequence[str], talks: Mapping[str, str], has_answers: bool
+) -> tuple[Advice, ...]:
+    """Advice in the order of importance: what stands in the way, then each reward, then a summary.
+
+    `rewards` pay plain samples; `talks` are the names of those that pay conversations, by kind of conversation.
+    """
     notes = _about_replies(figures)
     if not has_answers:
         return (*notes, *_without_answers(figures))
@@ -40,7 +42,7 @@ def screening_advice(figures: Figures, *, rewards: Sequence[str], has_answers: b
     told += [_about_reward(name, figures) for name in rewards]
     if "judge/pair_accuracy" in figures:
         told.append(_about_judge(figures))
-    told += [_about_talk(kind, figures) for kind in REWARD_OF if f"{kind}/void_rate" in figures]
+    told += [_about_talk(kind, reward, figures) for kind, reward in talks.items()]
     if "critique/critics/readable" in figures:
         notes.append(_about_critics(figures))
     return (*notes, *told, _summary(told, figures))
@@ -156,7 +158,7 @@ def _about_reward(name: str, figures: Figures) -> Advice:
 
 def _about_judge(figures: Figures) -> Advice:
     accuracy, bias = figures["judge/pair_accuracy"], _value(figures, "judge/position_bias")
-    told = f"the model as judge, over both orders, is right on {_with_interval(accuracy, _percent)} of pairs"
+    told = f"the judge, over both orders, is right on {_with_interval(accuracy, _percent)} of pairs"
     if accuracy.value is None:
         return Advice("tournament", "fails", "no pair could be judged")
     told += f"; its verdict follows the order in {_percent(bias)} of them"
@@ -169,9 +171,9 @@ def _about_judge(figures: Figures) -> Advice:
     return Advice("tournament", "works" if low > 0.5 else "fails" if high <= 0.5 else "unclear", told)
 
 
-def _about_talk(kind: str, figures: Figures) -> Advice:
+def _about_talk(kind: str, reward: str, figures: Figures) -> Advice:
     """A reward of conversations, by conversations that were held."""
-    about, void = f"{REWARD_OF[kind]}, in {kind}", _value(figures, f"{kind}/void_rate")
+    about, void = f"{reward}, in {kind}", _value(figures, f"{kind}/void_rate")
     gap = figures[f"{kind}/reward_truth_gap"]
     if void > MOSTLY:
         return Advice(about, "fails", f"{_percent(void)} of the conversations come to nothing")
@@ -255,7 +257,7 @@ def _without_answers(figures: Figures) -> list[Advice]:
             )
     if "judge/position_bias" in figures and figures["judge/position_bias"].value is not None:
         bias = _value(figures, "judge/position_bias")
-        told = f"the model as judge follows the order in {_percent(bias)} of pairs of different answers"
+        told = f"the judge follows the order in {_percent(bias)} of pairs of different answers"
         verdict = "fails" if bias > MOSTLY else "unclear"
         found.append(Advice("tournament", verdict, told))
     return found

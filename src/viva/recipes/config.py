@@ -257,6 +257,11 @@ def parse_options(
         raise SystemExit(2) from None
 
 
+def option_name(argument: str) -> str:
+    """The option that an argument like ``name=value`` or ``name.key=value`` gives."""
+    return argument.partition("=")[0].lstrip("-").partition(".")[0]
+
+
 def make_options(config_class: type[ConfigT], values: Mapping[str, object]) -> ConfigT:
     """Options from Python values; `ValueError` if a name is unknown or a value of the wrong kind."""
     known = chz.chz_fields(config_class)
@@ -413,13 +418,12 @@ def told_mistake(error: BaseException, config_class: type) -> str:
     return printable(told)
 
 
-def unknown_option(name: str, config_class: type) -> str:
-    """One line about a name that is no option, with the nearest one."""
+def unknown_option(name: str, *config_classes: type) -> str:
+    """One line about a name that is no option of these classes, with the nearest one."""
     if name in _ELSEWHERE:
         return f"unknown option {name!r}: {_ELSEWHERE[name]}"
-    return (
-        f"unknown option {name!r}.{did_you_mean(name, chz.chz_fields(config_class))} --help lists all options"
-    )
+    known = [each for config_class in config_classes for each in chz.chz_fields(config_class)]
+    return f"unknown option {name!r}.{did_you_mean(name, known)} --help lists all options"
 
 
 def _short(value: str) -> str:

@@ -18,7 +18,7 @@ from viva.conversation.messages import counted, text_table
 from viva.conversation.protocol import Protocol, Round
 from viva.conversation.roles import Roles
 from viva.recipes.common import resolve_batch_size
-from viva.recipes.config import RecipeConfig, parse_options
+from viva.recipes.config import RecipeConfig, option_name, parse_options
 from viva.recipes.math_efficiency import Config as MathConfig
 from viva.recipes.plan import at_least
 from viva.recipes.protocol import ConversationConfig, Game
@@ -116,8 +116,7 @@ def parse_cost(argv: Sequence[str]) -> tuple[CostOptions, Any]:
     own: list[str] = []
     theirs: list[str] = []
     for text in argv:
-        name = text.partition("=")[0].lstrip("-").partition(".")[0]
-        (own if name in own_names else theirs).append(text)
+        (own if option_name(text) in own_names else theirs).append(text)
     options = parse_options(CostOptions, own)
     recipe = options.recipe.replace("-", "_")
     if recipe not in _RECIPES:

@@ -98,8 +98,12 @@ class EvalOptions(JudgeConfig, OpenedOptions):
 
 @chz.chz
 class ScreenOptions(OpenedOptions):
-    """Options of viva screen."""
+    """Options of viva screen. With `recipe`, those that the recipe has, too, are the recipe's, with its defaults."""
 
+    recipe: str | None = chz.field(
+        default=None,
+        doc="screen as this recipe, or path.py:PROTOCOL, asks and talks: its own options go beside these",
+    )
     num_problems: int = chz.field(default=100, doc="problems that are asked, the first of the task")
     num_samples: int = chz.field(default=8, doc="tries at every problem, beside the greedy one")
     temperature: float = chz.field(default=1.0, doc="of the tries; that of training")

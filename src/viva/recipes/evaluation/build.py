@@ -6,7 +6,7 @@ Stored evaluations are shown and compared without sampling.
 import json
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import chz
@@ -27,9 +27,10 @@ from viva.eval.records import (
     write_evaluation,
     write_transcripts,
 )
+from viva.judging.comparison import Judge
 from viva.judging.endpoint import ChatEndpoint
 from viva.judging.endpoint_judge import EndpointJudge
-from viva.judging.judge import JudgeOptions, PolicyRef
+from viva.judging.judge import JudgeOptions, PolicyRef, SamplingClient
 from viva.judging.scorer import Scorer
 from viva.recipes.common import resolve_model, say
 from viva.recipes.evaluation import JUDGE_OPTIONS, EvalOptions
@@ -201,7 +202,8 @@ async def _sample(
         asked, greedy = answers.asked, answers.greedy
         metrics["direct"] = answers.metrics()
     for kind, config in plan.conversations.items():
-        async with conversations_of(config, opened, console, _path(plan, target)) as conversations:
+        async with opened_judge(config.game().reward.judge, opened, _path(plan, target)) as judged:
+            conversations = await conversations_of(config, opened, judged, console)
             with costs.part(kind):
                 found, outcomes, metrics[kind] = await play_all(
                     opened.client, conversations, plan.talked_about, plan.check
@@ -230,44 +232,67 @@ async def _sample(
     return evaluation, rows
 
 
-@asynccontextmanager
-async def conversations_of(
-    config: ConversationConfig, opened: OpenPolicy, console: EvaluationConsole, path: Path
-) -> AsyncGenerator[Conversations]:
-    """One kind of conversation with a policy, to be played on problems.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedJudge:
+    """The judge that a reward asks for, ready for the policy that is evaluated."""
 
-    Beside `path`, the result file, answers of a judge behind an endpoint are kept.
-    """
+    options: JudgeOptions | None
+    opened: OpenPolicy
+    """The policy that is evaluated."""
+    fixed: OpenPolicy | None
+    """The judge's weights; ``None``: those of the policy that is evaluated, as no step says what else would judge."""
+    outside: EndpointJudge | None
+
+    @property
+    def client(self) -> SamplingClient:
+        """The weights that judge, on this machine's engine."""
+        return (self.fixed or self.opened).client
+
+    def of(self, policy: PolicyRef) -> Judge | None:
+        """The judge with a policy as its weights; ``None`` where none is asked."""
+        if self.outside is not None or self.options is None:
+            return self.outside
+        return self.options.make(policy, (self.fixed or self.opened).renderer)
+
+
+@asynccontextmanager
+async def opened_judge(
+    options: JudgeOptions | None, opened: OpenPolicy, path: Path
+) -> AsyncGenerator[OpenedJudge]:
+    """A reward's judge; answers of one behind an endpoint are kept beside `path`, the result file."""
+    fixed = None if options is None else await _fixed_judge(options, opened)
+    async with AsyncExitStack() as stack:
+        outside: EndpointJudge | None = None
+        if options is not None and options.endpoint is not None:
+            endpoint = ChatEndpoint(options.endpoint, AnswerFile(path.with_name(ANSWERS_FILE)))
+            outside = EndpointJudge(await stack.enter_async_context(endpoint), options)
+        yield OpenedJudge(options=options, opened=opened, fixed=fixed, outside=outside)
+
+
+async def conversations_of(
+    config: ConversationConfig, opened: OpenPolicy, judged: OpenedJudge, console: EvaluationConsole
+) -> Conversations:
+    """One kind of conversation with a policy, to be played on problems."""
     game = config.game()
-    asked = game.reward.judge
-    fixed_judge = None if asked is None else await _fixed_judge(asked, opened)
     fixed = await _fixed_scorer(game.reward, config, opened)
     talking = PolicyRef(sampling_client=opened.client, timeout_s=config.policy_timeout_s)
 
     def make_builder(item: PromptItem, seed: int, judged_by: PolicyRef, grader: Grader) -> EnvGroupBuilder:
         scorer = fixed or (None if game.reward.scorer is None else Scorer(judged_by, opened.renderer))
-        judge = outside
-        if judge is None and asked is not None:
-            judge = asked.make(judged_by, (fixed_judge or opened).renderer)
+        judge = judged.of(judged_by)
         factory = game.factory(opened.renderer, grader, judge=judge, scorer=scorer, voter_policy=talking)
         return factory(item, seed)
 
-    async with AsyncExitStack() as stack:
-        outside: EndpointJudge | None = None
-        if asked is not None and asked.endpoint is not None:
-            endpoint = ChatEndpoint(asked.endpoint, AnswerFile(path.with_name(ANSWERS_FILE)))
-            outside = EndpointJudge(await stack.enter_async_context(endpoint), asked)
-        yield Conversations(
-            num_agents=config.num_agents,
-            make_builder=make_builder,
-            judge=None if fixed_judge is None else fixed_judge.client,
-            begin=console.begin,
-            sampling=config.sampling(opened.context_window),
-        )
+    return Conversations(
+        num_agents=config.num_agents,
+        make_builder=make_builder,
+        judge=judged.client,
+        begin=console.begin,
+        sampling=config.sampling(opened.context_window),
+    )
 
 
 async def _fixed_judge(options: JudgeOptions, opened: OpenPolicy) -> OpenPolicy | None:
-    """The judge that stays as it is; ``None``: the policy that is evaluated judges, as no step says what else would."""
     if options.policy == "initial":
         return replace(
             opened, client=await settled(opened.service.create_sampling_client(base_model=opened.model))

@@ -35,16 +35,17 @@ CONVERSATIONS: dict[str, type[ConversationConfig]] = {
     "critique": CritiqueConfig,
     "protocol": ProtocolConfig,
 }
-_TRAINED = {
+KIND_OF = {
     "conversation_preference_rl": "conversation",
     "critique_self_play": "critique",
     "protocol": "protocol",
 }
 """Kind of conversation by recipe."""
-_RECIPES: dict[str, type[RecipeConfig]] = {
+ANSWERING: dict[str, type[MathConfig] | type[ConversationConfig]] = {
     "math_efficiency": MathConfig,
-    **{recipe: CONVERSATIONS[kind] for recipe, kind in _TRAINED.items()},
+    **{recipe: CONVERSATIONS[kind] for recipe, kind in KIND_OF.items()},
 }
+"""Recipes whose policies answer questions."""
 _UNUSED = frozenset(
     {"stop_at", "stop_on", "alarm_levels", "reward_weights", "judge_prompt_path", *ENDPOINT_BOUNDS}
 )
@@ -107,18 +108,23 @@ class EvalPlan:
         if shared.system_prompt is not None:
             record["system_prompt"] = shared.system_prompt
         for kind, config in self.conversations.items():
-            own = sorted(set(chz.chz_fields(type(config))) - set(chz.chz_fields(RecipeConfig)))
-            names = [*own, "num_agents", "personas", "on_failure", "temperature", "max_retries"]
-            record[kind] = {name: getattr(config, name) for name in names if name not in _UNUSED}
-            record[kind]["problems"] = len(self.talked_about)
-            if (judge := config.game().reward.judge) is not None:
-                record[kind]["judge_prompt"] = judge.system_prompt
+            record[kind] = conversation_record(config) | {"problems": len(self.talked_about)}
         return record
 
     @property
     def digest(self) -> str:
         """Digest of the problems."""
         return prompts_digest(self.items)
+
+
+def conversation_record(config: ConversationConfig) -> dict[str, Any]:
+    """All options that decide how a conversation is held and scored, ready for JSON."""
+    own = sorted(set(chz.chz_fields(type(config))) - set(chz.chz_fields(RecipeConfig)))
+    names = [*own, "num_agents", "personas", "on_failure", "temperature", "max_retries"]
+    record = {name: getattr(config, name) for name in names if name not in _UNUSED}
+    if (judge := config.game().reward.judge) is not None:
+        record["judge_prompt"] = judge.system_prompt
+    return record
 
 
 def make_plan(target: Target, options: EvalOptions, *, is_compared: bool) -> EvalPlan:
@@ -132,10 +138,10 @@ def make_plan(target: Target, options: EvalOptions, *, is_compared: bool) -> Eva
     _check_options(options)
     check_output(options.output)
     recipe = str(target.config.get("recipe"))
-    shared = recipe_options(stored_options(_RECIPES.get(recipe, RecipeConfig), target.config), options)
+    shared = recipe_options(stored_options(ANSWERING.get(recipe, RecipeConfig), target.config), options)
     default = ["direct"]
-    if recipe in _TRAINED and shared.num_test_conversations > 0:
-        default.append(_TRAINED[recipe])
+    if recipe in KIND_OF and shared.num_test_conversations > 0:
+        default.append(KIND_OF[recipe])
     kinds = tuple(dict.fromkeys(options.kinds or default))
     if "protocol" in kinds and recipe != "protocol":
         raise ValueError(

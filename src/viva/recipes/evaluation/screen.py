@@ -1,13 +1,15 @@
 """``viva screen``: samples, file and tables of a screening."""
 
 import io
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import chz
 
-from viva.conversation.messages import counted
+from viva.conversation.messages import counted, unknown
 from viva.eval.conversations import play_all
 from viva.eval.direct import DirectSampler
 from viva.eval.figures import shown_figure, shown_interval
@@ -23,27 +25,42 @@ from viva.eval.screening import (
 from viva.eval.screening_advice import screening_advice
 from viva.eval.screening_figures import conversation_screening, screening_figures
 from viva.judging.answers import AnswerCheck
-from viva.judging.judge import PolicyRef, PolicySelfComparisonJudge
+from viva.judging.judge import JudgeOptions, PolicyRef, PolicySelfComparisonJudge
 from viva.recipes.common import say
-from viva.recipes.config import DataOptions
+from viva.recipes.config import (
+    DataOptions,
+    RecipeConfig,
+    make_options,
+    option_name,
+    parse_options,
+    read_options,
+    unknown_option,
+)
 from viva.recipes.data import as_asked, check_prompts_path, check_sources, load_prompts_path
-from viva.recipes.evaluation import ScreenOptions, stored_options
-from viva.recipes.evaluation.build import conversations_of
+from viva.recipes.evaluation import OpenedOptions, ScreenOptions, stored_options
+from viva.recipes.evaluation.build import OpenedJudge, conversations_of, opened_judge
 from viva.recipes.evaluation.plan import (
+    ANSWERING,
     CONVERSATIONS,
+    KIND_OF,
     check_conversation,
     check_output,
     check_place,
+    conversation_record,
+    engine_of,
     open_target,
     result_path,
 )
 from viva.recipes.evaluation.target import OpenPolicy, Target, find_target
+from viva.recipes.judges import judge_target
+from viva.recipes.math_efficiency import Config as MathConfig
 from viva.recipes.plan import at_least, not_negative
 from viva.recipes.protocol import ConversationConfig
 from viva.rewards import find_reward
+from viva.rewards.base import Reward
 from viva.rewards.rubric import Rubric, rubric
 from viva.rewards.solutions import SolutionReward
-from viva.selfplay.user_code import find_check
+from viva.selfplay.user_code import find_check, is_target
 from viva.training.console import EvaluationConsole
 from viva.training.data import PromptItem, derive_seed, prompts_digest
 from viva.training.sampling import Sampling
@@ -59,12 +76,20 @@ _DECIDES = (
 """Options that stand in the result."""
 
 
+Planned = MathConfig | ConversationConfig
+"""The configuration of a run that is planned."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Plan:
     target: Target
     items: tuple[PromptItem, ...]
     check: AnswerCheck
     rewards: dict[str, SolutionReward]
+    judge: JudgeOptions | None
+    """The judge of the run that is planned; ``None``: the model, as the options of the screening say."""
+    is_planned: bool
+    """Whether the conversations are those of a run that is planned, with that judge."""
     talks: dict[str, ConversationConfig]
     """Conversations, by kind."""
     task: str
@@ -73,16 +98,89 @@ class _Plan:
     """Path of the result file."""
 
 
-async def screen(name: str, task: str, options: ScreenOptions) -> Screening:
+def parse_screen(argv: Sequence[str]) -> tuple[ScreenOptions, Planned | None]:
+    """Options of ``viva screen``, and the configuration of the recipe that they name, which has all other options.
+
+    Raises:
+        SystemExit: See `viva.recipes.config.parse_options`.
+        ValueError: If there is no such recipe.
+    """
+    named = [text.partition("=")[2] for text in argv if option_name(text) == "recipe"]
+    if not named:
+        return parse_options(ScreenOptions, argv), None
+    recipe, protocol = _recipe(named[-1])
+    config_class = ANSWERING[recipe]
+    own = [text for text in argv if option_name(text) in {*chz.chz_fields(ScreenOptions), "help"}]
+    options = parse_options(ScreenOptions, own)
+    theirs = [text for text in argv if text not in own or option_name(text) in _shared(config_class)]
+    _check_names([option_name(text) for text in theirs], config_class)
+    theirs += [f"{key}={value}" for key, value in protocol.items()]
+    config = parse_options(config_class, theirs, recipe)
+    return _as_planned(options, recipe, config), config
+
+
+def screen_options(values: Mapping[str, Any]) -> tuple[ScreenOptions, Planned | None]:
+    """The same from Python values, of which ``recipe`` may be a `Protocol`; `ValueError` if there is a mistake."""
+    if values.get("recipe") is None:
+        return make_options(ScreenOptions, values), None
+    recipe, protocol = _recipe(str(values["recipe"]))
+    config_class = ANSWERING[recipe]
+    own = {name: value for name, value in values.items() if name in chz.chz_fields(ScreenOptions)}
+    shared = _shared(config_class)
+    theirs = {name: value for name, value in values.items() if name not in own or name in shared}
+    _check_names(theirs, config_class)
+    named = theirs.pop("config", None) or {}
+    if isinstance(named, (str, Path)):
+        named = read_options(Path(named).expanduser(), config_class, recipe)
+    config = make_options(config_class, {**named, **theirs, **protocol})
+    return _as_planned(make_options(ScreenOptions, own), recipe, config), config
+
+
+def _recipe(name: str) -> tuple[str, dict[str, str]]:
+    """The recipe's name, and the option that says the user's protocol if it is one."""
+    if is_target(name):
+        return "protocol", {"protocol": name}
+    recipe = name.replace("-", "_")
+    if recipe not in ANSWERING:
+        raise ValueError(unknown("recipe", name, tuple(ANSWERING), also=", or a protocol as path.py:NAME"))
+    return recipe, {}
+
+
+def _shared(config_class: type[Planned]) -> set[str]:
+    """Options of a screening and of a recipe; the model is not: of an adapter it is the base."""
+    return (chz.chz_fields(ScreenOptions).keys() & chz.chz_fields(config_class).keys()) - {"model_name"}
+
+
+def _check_names(names: Iterable[str], config_class: type[Planned]) -> None:
+    """Refuse names of no option, of a screening or of a recipe."""
+    for name in names:
+        if name not in chz.chz_fields(config_class) and name != "config":
+            raise ValueError(unknown_option(name, config_class, ScreenOptions))
+
+
+def _as_planned(options: ScreenOptions, recipe: str, config: Planned) -> ScreenOptions:
+    """The screening's options as those of the run that is planned, where both have them."""
+    # an engine that is not given may be that of a run that is screened
+    opened, default = chz.chz_fields(OpenedOptions).keys(), RecipeConfig(log_path="")
+    given = {
+        name: getattr(config, name)
+        for name in _shared(type(config))
+        if name not in opened or getattr(config, name) != getattr(default, name)
+    }
+    return chz.replace(options, recipe=recipe, **given)
+
+
+async def screen(name: str, task: str, options: ScreenOptions, planned: Planned | None = None) -> Screening:
     """Screen a model for a task, and write the result file; its path is told.
 
     The model is a run folder, model, adapter or saved weights as for ``viva eval``, the task as ``train_prompts_path``.
+    `planned` is the configuration of a run, whose conversations, judge and reward are screened.
 
     Raises:
         ValueError: For anything the user has to fix; nothing was sampled then.
         EngineError: If a server is gone.
     """
-    plan = _make_plan(name, task, options)
+    plan = _make_plan(name, task, options, planned)
     say(
         f"{plan.task}, {counted(options.num_samples, 'try', 'tries')} each, temperature {options.temperature:g}"
     )
@@ -97,7 +195,7 @@ async def screen(name: str, task: str, options: ScreenOptions) -> Screening:
     return screening
 
 
-def _make_plan(name: str, task: str, options: ScreenOptions) -> _Plan:
+def _make_plan(name: str, task: str, options: ScreenOptions, planned: Planned | None) -> _Plan:
     at_least(
         options,
         {
@@ -115,6 +213,9 @@ def _make_plan(name: str, task: str, options: ScreenOptions) -> _Plan:
             "temperature must be positive: all tries would be the same; a greedy answer is asked anyway"
         )
     rewards = {each: _reward(each, options) for each in options.rewards}
+    reward = None if planned is None else _reward_of(planned)
+    if isinstance(reward, SolutionReward) and _is_measured(reward):
+        rewards[reward.name] = reward
     is_scored = any(each.judge_task == "score" for each in rewards.values())
     if options.judge_answers_first and not options.num_pairs and not is_scored:
         raise ValueError(
@@ -126,9 +227,12 @@ def _make_plan(name: str, task: str, options: ScreenOptions) -> _Plan:
         )
     check_output(options.output)
     check_prompts_path("TASK", task)
-    talks = {kind: _talk(kind, options) for kind in options.kinds} if options.conversations else {}
+    talks = _talks(options, planned)
     check = find_check(options.grader)
     target = find_target(name, checkpoint=options.checkpoint, model_name=options.model_name)
+    judge = None if reward is None or reward.judge_task == "answer" else reward.judge
+    if judge is not None and judge.model is not None:
+        judge_target(judge, engine_of(target, options))
     data = DataOptions(train_prompts_path=task, question_template=options.question_template)
     check_sources(data)
     items = [as_asked(item, data) for item in load_prompts_path(task, limit=options.num_problems)]
@@ -141,6 +245,9 @@ def _make_plan(name: str, task: str, options: ScreenOptions) -> _Plan:
         told += f" ({len(items) - len(with_answer)} without a known answer left out)"
         items = with_answer
     record = {each: getattr(options, each) for each in _DECIDES} | {"grader": check.name}
+    if planned is not None:
+        record |= {"recipe": options.recipe, "kinds": list(talks), "rewards": list(rewards)}
+        record |= {kind: conversation_record(config) for kind, config in talks.items()}
     what = (record, prompts_digest(items), target.name, target.model)
     path = result_path(_FOLDER, f"{target.name}-{task}", *what)
     path = path if options.output is None else Path(options.output).expanduser()
@@ -150,6 +257,8 @@ def _make_plan(name: str, task: str, options: ScreenOptions) -> _Plan:
         items=tuple(items),
         check=check,
         rewards=rewards,
+        judge=judge,
+        is_planned=planned is not None,
         talks=talks,
         task=told,
         record=record,
@@ -157,16 +266,58 @@ def _make_plan(name: str, task: str, options: ScreenOptions) -> _Plan:
     )
 
 
+def _talks(options: ScreenOptions, planned: Planned | None) -> dict[str, ConversationConfig]:
+    """The conversations: of the run that is planned, or those of the recipes by default."""
+    kinds = {kind: recipe for recipe, kind in KIND_OF.items() if kind != "protocol"}
+    for kind in options.kinds:
+        if kind not in kinds:
+            raise ValueError(f"kinds must be of {', '.join(kinds)}; got {kind!r}")
+    if planned is None:
+        found = {kind: _talk(kind, options) for kind in options.kinds} if options.conversations else {}
+    elif options.kinds != ScreenOptions().kinds:
+        raise ValueError(
+            f"kinds would change nothing: recipe={options.recipe} says it; leave one of them out"
+        )
+    elif isinstance(planned, MathConfig):
+        if options.conversations:
+            raise ValueError(
+                f"recipe={options.recipe} is screened by single answers; leave conversations="
+                f"{options.conversations} out"
+            )
+        found = {}
+    elif not options.conversations:
+        raise ValueError(
+            f"recipe={options.recipe} is screened by conversations, and conversations=0 holds none; give "
+            f"conversations=24, or as many as there is time for"
+        )
+    else:
+        kind = KIND_OF[str(options.recipe)]
+        found = {kind: chz.replace(planned, num_test_conversations=options.conversations)}
+    for config in found.values():
+        check_conversation(config)
+    return found
+
+
 def _talk(kind: str, options: ScreenOptions) -> ConversationConfig:
     """A conversation with the defaults of its recipe."""
-    if kind not in ("conversation", "critique"):
-        raise ValueError(f"kinds must be of conversation, critique; got {kind!r}")
     given = {name: getattr(options, name) for name in ("num_agents", "max_tokens", "temperature", "seed")}
     if kind == "conversation":
         given["max_rounds"] = options.max_rounds
-    config = chz.replace(stored_options(CONVERSATIONS[kind], {}), **given)
-    check_conversation(config)
-    return config
+    return chz.replace(stored_options(CONVERSATIONS[kind], {}), **given)
+
+
+def _reward_of(planned: Planned) -> Reward | None:
+    """The reward of the run that is planned; ``None``: known answers."""
+    return planned.group_reward() if isinstance(planned, MathConfig) else planned.game().reward
+
+
+def _is_measured(reward: SolutionReward) -> bool:
+    """Whether the answers of a screening say what a reward pays: no pairs of all of them, no other model's scores."""
+    return (
+        reward.pays_samples
+        and reward.scorer is None
+        and (reward.judge is None or reward.judge_task != "compare")
+    )
 
 
 def _reward(name: str, options: ScreenOptions) -> SolutionReward:
@@ -183,54 +334,48 @@ def _reward(name: str, options: ScreenOptions) -> SolutionReward:
 async def _sample(
     plan: _Plan, opened: OpenPolicy, options: ScreenOptions, console: EvaluationConsole
 ) -> Screening:
-    screener = Screener(
-        direct=DirectSampler(
-            renderer=opened.renderer,
-            sampling=Sampling(
-                seed=derive_seed(options.seed, "screen"),
-                max_tokens=options.max_tokens,
-                temperature=options.temperature,
-                context_window=opened.context_window,
-            ),
-            system_prompt=options.system_prompt,
-            check=plan.check,
-        ),
-        num_samples=options.num_samples,
-        judge=PolicySelfComparisonJudge(
-            PolicyRef(sampling_client=opened.client),
-            opened.renderer,
-            max_tokens=options.max_tokens,
-            answers_first=options.judge_answers_first,
-        ),
-        num_pairs=options.num_pairs,
-    )
     costs = Costs()
-    with costs.part("answers"):
-        problems = await screener.ask(opened.client, plan.items, console.begin)
-    with costs.part("judged pairs"):
-        problems = await screener.have_judged(problems, options.seed, console.begin)
-    scored = [each for each in plan.rewards.values() if each.judge_task == "score"]
-    if scored and plan.items[0].answer is not None:
-        with costs.part("scored answers"):
-            problems = await screener.have_scored(problems, scored[0], options.seed, console.begin)
     played: dict[str, tuple[Played, ...]] = {}
     critics: tuple[Criticised, ...] = ()
-    for kind, config in plan.talks.items():
-        async with conversations_of(config, opened, console, plan.path) as talks:
+    async with AsyncExitStack() as stack:
+        judged = await stack.enter_async_context(opened_judge(plan.judge, opened, plan.path))
+        screener = _screener(plan, opened, judged, options)
+        with costs.part("answers"):
+            problems = await screener.ask(opened.client, plan.items, console.begin)
+        with costs.part("judged pairs"):
+            problems = await screener.have_judged(problems, options.seed, console.begin)
+        scored = [each for each in plan.rewards.values() if each.judge_task == "score"]
+        if scored and plan.items[0].answer is not None:
+            with costs.part("scored answers"):
+                problems = await screener.have_scored(problems, scored[0], options.seed, console.begin)
+        for kind, config in plan.talks.items():
+            if not plan.is_planned:
+                asked = config.game().reward.judge
+                judged = await stack.enter_async_context(opened_judge(asked, opened, plan.path))
+            talks = await conversations_of(config, opened, judged, console)
             with costs.part(kind):
                 played[kind], outcomes, _ = await play_all(
                     opened.client, talks, plan.items[: options.conversations], plan.check
                 )
-        if kind == "critique":
-            found = criticised(outcomes)
-            with costs.part("critics' pairs"):
-                critics = await have_pairs_judged(
-                    found, screener.judge, options.seed, most=options.num_pairs, begin=console.begin
-                )
+            if kind == "critique":
+                with costs.part("critics' pairs"):
+                    critics = await have_pairs_judged(
+                        criticised(outcomes),
+                        screener.judge,
+                        options.seed,
+                        most=options.num_pairs,
+                        begin=console.begin,
+                    )
     has_answers = plan.items[0].answer is not None
     figures = screening_figures(problems, plan.rewards, resamples=options.resamples, seed=options.seed)
     figures |= conversation_screening(
         played, critics, is_known=has_answers, resamples=options.resamples, seed=options.seed
+    )
+    advice = screening_advice(
+        figures,
+        rewards=list(plan.rewards),
+        talks={kind: config.game().reward.name for kind, config in plan.talks.items()},
+        has_answers=has_answers,
     )
     return Screening(
         target=plan.target.summary | {"model": opened.model},
@@ -243,7 +388,32 @@ async def _sample(
         critics=critics,
         cost=costs.tokens,
         figures=figures,
-        advice=screening_advice(figures, rewards=list(plan.rewards), has_answers=has_answers),
+        advice=advice,
+    )
+
+
+def _screener(plan: _Plan, opened: OpenPolicy, judged: OpenedJudge, options: ScreenOptions) -> Screener:
+    own = PolicySelfComparisonJudge(
+        PolicyRef(sampling_client=opened.client),
+        opened.renderer,
+        max_tokens=options.max_tokens,
+        answers_first=options.judge_answers_first,
+    )
+    return Screener(
+        direct=DirectSampler(
+            renderer=opened.renderer,
+            sampling=Sampling(
+                seed=derive_seed(options.seed, "screen"),
+                max_tokens=options.max_tokens,
+                temperature=options.temperature,
+                context_window=opened.context_window,
+            ),
+            system_prompt=options.system_prompt,
+            check=plan.check,
+        ),
+        num_samples=options.num_samples,
+        judge=judged.of(PolicyRef(sampling_client=judged.client)) or own,
+        num_pairs=options.num_pairs,
     )
 
 
