@@ -195,7 +195,11 @@ def test_a_family_of_reasoning_gym_in_python(model, tmp_path, monkeypatch):
             ["recipe=critique_self_play", "conversations=2", 'kinds=["critique"]'],
             "kinds would change nothing",
         ),
-        ("task.jsonl", ["recipe=critique_self_play", "conversations=2", "judge=nobody"], "judge must be current, initial"),
+        (
+            "task.jsonl",
+            ["recipe=critique_self_play", "conversations=2", "judge=nobody"],
+            "judge must be current, initial",
+        ),
         ("task.jsonl", ["recipe=nowhere.py:PROTOCOL", "conversations=2"], "nowhere.py"),
         ("task.jsonl", ["output=x.txt"], "output must be a file that ends in .json"),
     ],
