@@ -232,7 +232,7 @@ async def test_an_engine_without_probabilities_is_told_apart_from_an_undecided_j
 
 def test_labels_that_begin_alike_are_refused_at_construction(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("viva.judging.judge.LABELS", ("Alpha", "Beta", "Ah"))
-    with pytest.raises(ValueError, match=r"different tokens.*Use judge mode 'verdict'"):
+    with pytest.raises(ValueError, match=r"different tokens.*use judge mode 'verdict'"):
         judge_of(client_of())
     judge_of(client_of(), mode="verdict")
 

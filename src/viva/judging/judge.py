@@ -436,8 +436,9 @@ def _first_tokens(renderer: Renderer, prefix_text: str, labels: Sequence[str]) -
         tokens.append(whole[len(prefix)] if continues else encode(label)[0])
     if len(set(tokens)) < len(labels):
         raise ValueError(
-            f"judge mode 'logprob' needs labels that begin with different tokens; this tokenizer encodes "
-            f"{', '.join(labels)} beginning with {tokens}. Use judge mode 'verdict'."
+            f"a judge whose labels are read by their probabilities needs labels that begin with different tokens; this "
+            f"tokenizer encodes {', '.join(labels)} beginning with {tokens}. Pairs can be compared in words: use judge "
+            f"mode 'verdict'; scores need another model as judge."
         )
     return tuple(tokens)
 
