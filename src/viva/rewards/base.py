@@ -5,7 +5,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypeAlias, cast
+from typing import Literal, Self, TypeAlias, cast
 
 from tinker_cookbook.renderers.base import Renderer
 from tinker_cookbook.rl.types import Metrics, Trajectory
@@ -164,6 +164,22 @@ class Reward(ABC):
             NoValidComparisonsError: If a judge said nothing readable about an agent.
             BradleyTerryError: If a fit does not converge.
         """
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgedReward(Reward):
+    """A reward by a judge of its own."""
+
+    judge_options: JudgeOptions = field(default_factory=JudgeOptions)
+
+    @property
+    def judge(self) -> JudgeOptions:
+        """The judge."""
+        return self.judge_options
+
+    def judged_by(self, judge: JudgeOptions) -> Self:
+        """The same reward by another judge."""
+        return replace(self, judge_options=judge)
 
 
 def stored_comparisons(record: ConversationRecord) -> dict[int | None, list[Comparison]]:

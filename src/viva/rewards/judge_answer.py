@@ -20,7 +20,7 @@ from viva.conversation.rendering import system_messages
 from viva.judging.answers import answer_key
 from viva.judging.comparison import Judge
 from viva.judging.judge import JudgeOptions
-from viva.rewards.base import JudgeTask
+from viva.rewards.base import JudgedReward, JudgeTask
 from viva.rewards.majority import answer_groups
 from viva.rewards.solutions import Models, SolutionReward, Solutions
 
@@ -28,20 +28,11 @@ _WRITES = JudgeOptions(mode="verdict")
 
 
 @dataclass(frozen=True, kw_only=True)
-class JudgeAnswer(SolutionReward):
+class JudgeAnswer(JudgedReward, SolutionReward):
     """Agreement of a final solution with the judge's own; needs no known answers."""
 
-    answered_by: JudgeOptions = _WRITES
+    judge_options: JudgeOptions = _WRITES
     name: str = "judge_answer"
-
-    @property
-    def judge(self) -> JudgeOptions:
-        """The judge that answers."""
-        return self.answered_by
-
-    def judged_by(self, judge: JudgeOptions) -> "JudgeAnswer":
-        """The same reward by another judge."""
-        return replace(self, answered_by=judge)
 
     @property
     def judge_task(self) -> JudgeTask:
@@ -101,4 +92,4 @@ def judge_answer(*, judge: JudgeOptions | None = None) -> JudgeAnswer:
         judge: By default the policy being trained: its most probable answer. On the command line ``judge=initial``,
             ``ema``, ``every``, another model or an endpoint.
     """
-    return JudgeAnswer(answered_by=judge or _WRITES)
+    return JudgeAnswer(judge_options=judge or _WRITES)

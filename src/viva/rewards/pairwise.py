@@ -1,6 +1,6 @@
 """The reward of conversation preference RL: final solutions are compared in pairs, and win minus loss pays."""
 
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from viva.conversation.protocol import Protocol
@@ -18,9 +18,9 @@ from viva.judging.comparison import (
 from viva.judging.judge import JudgeOptions
 from viva.judging.records import ConversationRecord
 from viva.rewards.base import (
+    JudgedReward,
     Match,
     Played,
-    Reward,
     Scored,
     agent_pay,
     check_compared,
@@ -33,21 +33,11 @@ from viva.rewards.base import (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tournament(Reward):
+class Tournament(JudgedReward):
     """Win minus loss in [-1, 1] over the pairs of final solutions, see `viva.judging.comparison`."""
 
     pattern: TournamentPattern = TournamentPattern.ALL_PAIRS_BOTH_WAYS
-    compared_by: JudgeOptions = field(default_factory=JudgeOptions)
     name: str = "tournament"
-
-    @property
-    def judge(self) -> JudgeOptions:
-        """The judge of the comparisons."""
-        return self.compared_by
-
-    def judged_by(self, judge: JudgeOptions) -> "Tournament":
-        """The same comparisons by another judge."""
-        return replace(self, compared_by=judge)
 
     def matches(self, protocol: Protocol, num_agents: int) -> list[Match]:
         """Final solutions in pairs."""
@@ -121,4 +111,4 @@ def tournament(
     Raises:
         ValueError: If a value is none of those allowed.
     """
-    return Tournament(pattern=TournamentPattern(pattern), compared_by=JudgeOptions.of(judge))
+    return Tournament(pattern=TournamentPattern(pattern), judge_options=JudgeOptions.of(judge))

@@ -13,7 +13,7 @@ it asks once a solution instead of once a pair and order, and no solution's plac
 import math
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 
 from tinker_cookbook.rl.types import Metrics
 
@@ -24,26 +24,16 @@ from viva.judging.comparison import Judge, JudgeError
 from viva.judging.judge import JudgeOptions
 from viva.judging.records import ConversationRecord, Criterion
 from viva.judging.rubric import CRITERION_SYSTEM_PROMPT, RIGHT, weighted_mean
-from viva.rewards.base import JudgeTask
+from viva.rewards.base import JudgedReward, JudgeTask
 from viva.rewards.solutions import Models, SolutionReward, Solutions
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rubric(SolutionReward):
+class Rubric(JudgedReward, SolutionReward):
     """The weighted mean of a judge's scores of a final solution by criteria; needs no known answers."""
 
     criteria: tuple[Criterion, ...] = (RIGHT,)
-    scored_alone_by: JudgeOptions = field(default_factory=JudgeOptions)
     name: str = "rubric"
-
-    @property
-    def judge(self) -> JudgeOptions:
-        """The judge of the criteria."""
-        return self.scored_alone_by
-
-    def judged_by(self, judge: JudgeOptions) -> "Rubric":
-        """The same criteria by another judge."""
-        return replace(self, scored_alone_by=judge)
 
     @property
     def judge_task(self) -> JudgeTask:
@@ -139,10 +129,10 @@ def rubric(
             0, or two are the same.
     """
     if criteria is None:
-        return Rubric(scored_alone_by=judge or JudgeOptions())
+        return Rubric(judge_options=judge or JudgeOptions())
     texts = () if isinstance(criteria, str) else criteria
     rows = texts.items() if isinstance(texts, Mapping) else [(text, 1.0) for text in texts]
     found = tuple(Criterion(text=text.strip(), weight=float(weight)) for text, weight in rows)
     if not found or len({each.text for each in found}) < len(found):
         raise ValueError(f"criteria must be one or more that differ, like ['It is short.']; got {criteria!r}")
-    return Rubric(criteria=found, scored_alone_by=judge or JudgeOptions())
+    return Rubric(criteria=found, judge_options=judge or JudgeOptions())

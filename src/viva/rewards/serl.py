@@ -19,7 +19,7 @@ its votes (-1 without a readable vote), critique nothing.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import NamedTuple
 
 from tinker_cookbook.rl.types import Metrics
@@ -38,7 +38,7 @@ from viva.judging.comparison import (
 )
 from viva.judging.judge import JudgeOptions
 from viva.judging.records import ConversationRecord
-from viva.rewards.base import Match, Played, Reward, Scored, paid, reply_credit
+from viva.rewards.base import JudgedReward, Match, Played, Reward, Scored, paid, reply_credit
 from viva.rewards.critique import ballots_of, check_segments
 from viva.rewards.solutions import Models, SolutionReward, Solutions
 
@@ -115,25 +115,15 @@ def _check_band(band: float | None) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Serl(SolutionReward):
+class Serl(JudgedReward, SolutionReward):
     """Copeland scores by a judge; needs no known answers."""
 
-    compared_by: JudgeOptions = field(default_factory=JudgeOptions)
     length_band: float | None = LENGTH_BAND
     name: str = "serl"
 
     def __post_init__(self) -> None:
         """Check."""
         _check_band(self.length_band)
-
-    @property
-    def judge(self) -> JudgeOptions:
-        """The judge of the comparisons."""
-        return self.compared_by
-
-    def judged_by(self, judge: JudgeOptions) -> "Serl":
-        """The same comparisons by another judge."""
-        return replace(self, compared_by=judge)
 
     def matches(self, protocol: Protocol, num_agents: int) -> list[Match]:
         """Final solutions in pairs, in both orders."""
@@ -187,7 +177,7 @@ def serl(*, length_band: float | None = LENGTH_BAND, judge: JudgeOptions | None 
     Raises:
         ValueError: If the band is out of range.
     """
-    return Serl(length_band=length_band, compared_by=judge or JudgeOptions())
+    return Serl(length_band=length_band, judge_options=judge or JudgeOptions())
 
 
 _SEGMENTS = ("proposal", "ranking", "revision", "verdict")
