@@ -87,7 +87,7 @@ def test_a_run_is_screened_as_it_is_planned(model, tmp_path, monkeypatch, capsys
     out, found = screened(capsys, model, task, **planned)
     assert set(found["played"]) == {"critique"}
     assert found["options"]["kinds"] == ["critique"]
-    assert found["options"]["critique"]["ballots"] == "labels"
+    assert found["options"]["critique_self_play"]["ballots"] == "labels"
     assert "peer_review, in critique" in " ".join(out.split())
     told = {"prompts": json.dumps({"proposal": LONG}), "reward": "comas", "system_prompt": LONG}
     _, other = screened(capsys, model, task, **planned, **told)

@@ -12,6 +12,7 @@ import chz
 from viva.conversation.messages import counted
 from viva.conversation.protocol import persona
 from viva.judging.answers import AnswerCheck
+from viva.judging.judge import JudgeOptions
 from viva.recipes.config import RecipeConfig
 from viva.recipes.conversation_preference_rl import Config as PreferenceConfig
 from viva.recipes.critique_self_play import Config as CritiqueConfig
@@ -108,7 +109,8 @@ class EvalPlan:
         if shared.system_prompt is not None:
             record["system_prompt"] = shared.system_prompt
         for kind, config in self.conversations.items():
-            record[kind] = conversation_record(config) | {"problems": len(self.talked_about)}
+            record[kind] = recipe_record(config, config.game().reward.judge)
+            record[kind]["problems"] = len(self.talked_about)
         return record
 
     @property
@@ -117,12 +119,12 @@ class EvalPlan:
         return prompts_digest(self.items)
 
 
-def conversation_record(config: ConversationConfig) -> dict[str, Any]:
-    """All options that decide how a conversation is held and scored, ready for JSON."""
+def recipe_record(config: RecipeConfig, judge: JudgeOptions | None) -> dict[str, Any]:
+    """All of a recipe's own options that decide what is said and scored, with its judge; ready for JSON."""
     own = sorted(set(chz.chz_fields(type(config))) - set(chz.chz_fields(RecipeConfig)))
     names = [*own, "num_agents", "personas", "on_failure", "temperature", "max_retries"]
     record = {name: getattr(config, name) for name in names if name not in _UNUSED}
-    if (judge := config.game().reward.judge) is not None:
+    if judge is not None:
         record["judge_prompt"] = judge.system_prompt
     return record
 

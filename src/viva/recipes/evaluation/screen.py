@@ -46,9 +46,9 @@ from viva.recipes.evaluation.plan import (
     check_conversation,
     check_output,
     check_place,
-    conversation_record,
     engine_of,
     open_target,
+    recipe_record,
     result_path,
 )
 from viva.recipes.evaluation.target import OpenPolicy, Target, find_target
@@ -233,21 +233,11 @@ def _make_plan(name: str, task: str, options: ScreenOptions, planned: Planned | 
     judge = None if reward is None or reward.judge_task == "answer" else reward.judge
     if judge is not None and judge.model is not None:
         judge_target(judge, engine_of(target, options))
-    data = DataOptions(train_prompts_path=task, question_template=options.question_template)
-    check_sources(data)
-    items = [as_asked(item, data) for item in load_prompts_path(task, limit=options.num_problems)]
-    for item in items:
-        if item.answer is not None and (why := check.refuses(item.answer)):
-            raise ValueError(why)
-    with_answer = [item for item in items if item.answer is not None]
-    told = f"{counted(len(items), 'problem')} of {task}"
-    if with_answer and len(with_answer) < len(items):
-        told += f" ({len(items) - len(with_answer)} without a known answer left out)"
-        items = with_answer
-    record = {each: getattr(options, each) for each in _DECIDES} | {"grader": check.name}
+    items, told = _problems(task, options, check)
+    record: dict[str, Any] = {each: getattr(options, each) for each in _DECIDES} | {"grader": check.name}
     if planned is not None:
         record |= {"recipe": options.recipe, "kinds": list(talks), "rewards": list(rewards)}
-        record |= {kind: conversation_record(config) for kind, config in talks.items()}
+        record[str(options.recipe)] = recipe_record(planned, judge)
     what = (record, prompts_digest(items), target.name, target.model)
     path = result_path(_FOLDER, f"{target.name}-{task}", *what)
     path = path if options.output is None else Path(options.output).expanduser()
@@ -264,6 +254,22 @@ def _make_plan(name: str, task: str, options: ScreenOptions, planned: Planned | 
         record=record,
         path=path,
     )
+
+
+def _problems(task: str, options: ScreenOptions, check: AnswerCheck) -> tuple[list[PromptItem], str]:
+    """The problems, those without a known answer left out where others have one; and what they are, in words."""
+    data = DataOptions(train_prompts_path=task, question_template=options.question_template)
+    check_sources(data)
+    items = [as_asked(item, data) for item in load_prompts_path(task, limit=options.num_problems)]
+    for item in items:
+        if item.answer is not None and (why := check.refuses(item.answer)):
+            raise ValueError(why)
+    with_answer = [item for item in items if item.answer is not None]
+    told = f"{counted(len(items), 'problem')} of {task}"
+    if with_answer and len(with_answer) < len(items):
+        told += f" ({len(items) - len(with_answer)} without a known answer left out)"
+        items = with_answer
+    return items, told
 
 
 def _talks(options: ScreenOptions, planned: Planned | None) -> dict[str, ConversationConfig]:
