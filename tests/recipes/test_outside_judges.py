@@ -17,6 +17,7 @@ from viva.recipes.programs import train_recipe
 from viva.recipes.protocol import Config as ProtocolConfig
 from viva.run.files import strangers
 from viva.tiny import model_path
+from viva.tiny.tasks import problems as problems_of
 from viva.view.rescore import RescoreOptions, rescore
 
 KEY = "sk-very-secret-0123456789"
@@ -269,3 +270,21 @@ def test_an_endpoint_in_python_is_a_value():
         viva.rewards.tournament(endpoint=endpoint, policy="ema")
     with pytest.raises(ValueError, match=r"is an endpoint's address; give a .* as endpoint"):
         viva.rewards.tournament(policy=URL)
+
+
+def test_a_screening_as_planned_asks_the_endpoint(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    problems = [{"query": each.question, "answer": each.answer} for each in problems_of("test", 6, seed=0)]
+    planned = {"recipe": "conversation_preference_rl", "num_agents": 2, "max_rounds": 1, "max_tokens": 60}
+    asked = {"num_problems": 6, "num_samples": 4, "conversations": 2, "resamples": 100}
+    with chat_server(verdict) as server:
+        judge = {"judge": server.url, "judge_model": "m", "judge_retries": 0}
+        found = viva.screen("tiny", problems, **planned, **asked, **judge)
+    shown = [request["messages"][-1]["content"] for request in server.requests]
+    pairs = [each for each in found.problems if each.judged is not None]
+    assert pairs
+    for each in pairs:
+        answers = [each.tries_N[place].answer.text for place in (each.judged.first, each.judged.second)]
+        about = [text for text in shown if all(part in text for part in (each.question, *answers))]
+        assert {label_of(text) for text in about} == {str(one.outcome) for one in each.judged.both}
+    assert len(rows_of(tmp_path / "runs" / "screen", "judge_answers.jsonl")) == len(shown)
