@@ -5,6 +5,7 @@ from pathlib import Path
 
 import chz
 import pytest
+import yaml
 from random_models import make_model
 
 import viva
@@ -115,9 +116,10 @@ def test_options_of_a_recipe_are_read_from_a_file(model, tmp_path, monkeypatch, 
     assert found["options"]["criteria"] == {"It is short.": 1.0}
     assert found["options"]["rewards"][-1] == "rubric"
     assert "correlation/rubric" in found["figures"]
-    by_name = viva.screen(
-        model, task, recipe="math_efficiency", config="run.yaml", num_samples=2, output="own.json"
+    Path("config.json").write_text(
+        json.dumps({"recipe": "math_efficiency"} | yaml.safe_load(Path("run.yaml").read_text()))
     )
+    by_name = viva.screen(model, task, config="config.json", num_samples=2, output="own.json")
     assert by_name.figures.keys() == found["figures"].keys()
     assert json.loads(Path("own.json").read_text()) == found
 

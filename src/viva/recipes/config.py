@@ -284,6 +284,25 @@ def read_options(path: Path, config_class: type, recipe: str | None) -> dict[str
     Raises:
         ValueError: If the file cannot be read, is of another recipe, or has an unknown name.
     """
+    values = _read_mapping(path)
+    known = chz.chz_fields(config_class)
+    of = values.pop("recipe", None)
+    if of is None:
+        unknown = [name for name in values if name not in known]
+        if unknown:
+            raise ValueError(f"config={path}: {unknown_option(unknown[0], config_class)}")
+    elif recipe is not None and of != recipe:
+        raise ValueError(f"config={path} is of the recipe {of}; run that one, or give another file")
+    return fitting({name: value for name, value in values.items() if name in known}, config_class)
+
+
+def recipe_of(path: Path) -> str | None:
+    """The recipe that a file of options names, as a run's ``config.json`` does; `ValueError` if it cannot be read."""
+    found = _read_mapping(path).get("recipe")
+    return found if isinstance(found, str) else None
+
+
+def _read_mapping(path: Path) -> dict[str, object]:
     import yaml
 
     try:
@@ -294,16 +313,7 @@ def read_options(path: Path, config_class: type, recipe: str | None) -> dict[str
         isinstance(name, str) for name in cast(dict[object, object], found)
     ):
         raise ValueError(f"config={path} must hold options, like 'max_steps: 20'; got {type(found).__name__}")
-    values = cast(dict[str, object], found)
-    known = chz.chz_fields(config_class)
-    of = values.pop("recipe", None)
-    if of is None:
-        unknown = [name for name in values if name not in known]
-        if unknown:
-            raise ValueError(f"config={path}: {unknown_option(unknown[0], config_class)}")
-    elif recipe is not None and of != recipe:
-        raise ValueError(f"config={path} is of the recipe {of}; run that one, or give another file")
-    return fitting({name: value for name, value in values.items() if name in known}, config_class)
+    return cast(dict[str, object], found)
 
 
 def fitting(values: Mapping[str, object], config_class: type) -> dict[str, Any]:

@@ -34,6 +34,7 @@ from viva.recipes.config import (
     option_name,
     parse_options,
     read_options,
+    recipe_of,
     unknown_option,
 )
 from viva.recipes.data import as_asked, check_prompts_path, check_sources, load_prompts_path
@@ -105,10 +106,11 @@ def parse_screen(argv: Sequence[str]) -> tuple[ScreenOptions, Planned | None]:
         SystemExit: See `viva.recipes.config.parse_options`.
         ValueError: If there is no such recipe.
     """
-    named = [text.partition("=")[2] for text in argv if option_name(text) == "recipe"]
-    if not named:
+    given = {option_name(text): text.partition("=")[2] for text in argv}
+    name = given.get("recipe") or _named_in(given.get("config"))
+    if name is None:
         return parse_options(ScreenOptions, argv), None
-    recipe, protocol = _recipe(named[-1])
+    recipe, protocol = _recipe(name)
     config_class = ANSWERING[recipe]
     own = [text for text in argv if option_name(text) in {*chz.chz_fields(ScreenOptions), "help"}]
     options = parse_options(ScreenOptions, own)
@@ -121,9 +123,10 @@ def parse_screen(argv: Sequence[str]) -> tuple[ScreenOptions, Planned | None]:
 
 def screen_options(values: Mapping[str, Any]) -> tuple[ScreenOptions, Planned | None]:
     """The same from Python values, of which ``recipe`` may be a `Protocol`; `ValueError` if there is a mistake."""
-    if values.get("recipe") is None:
+    name = values.get("recipe") or _named_in(values.get("config"))
+    if name is None:
         return make_options(ScreenOptions, values), None
-    recipe, protocol = _recipe(str(values["recipe"]))
+    recipe, protocol = _recipe(str(name))
     config_class = ANSWERING[recipe]
     own = {name: value for name, value in values.items() if name in chz.chz_fields(ScreenOptions)}
     shared = _shared(config_class)
@@ -134,6 +137,11 @@ def screen_options(values: Mapping[str, Any]) -> tuple[ScreenOptions, Planned | 
         named = read_options(Path(named).expanduser(), config_class, recipe)
     config = make_options(config_class, {**named, **theirs, **protocol})
     return _as_planned(make_options(ScreenOptions, own), recipe, config), config
+
+
+def _named_in(config: object) -> str | None:
+    """The recipe that a file of options names."""
+    return recipe_of(Path(config).expanduser()) if isinstance(config, (str, Path)) else None
 
 
 def _recipe(name: str) -> tuple[str, dict[str, str]]:
