@@ -137,6 +137,16 @@ def test_the_judge_that_is_planned_compares_the_pairs(tmp_path, monkeypatch):
     assert more > less + 100 * both[0]
 
 
+def test_a_judge_that_only_answers_is_not_asked_about_pairs(model, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    task = write(tmp_path / "task.jsonl", [{"query": f"{n} + 1?", "answer": n + 1} for n in range(6)])
+    planned = {"recipe": "conversation_preference_rl", "reward": "judge_answer", "max_rounds": 1}
+    _, found = screened(capsys, model, task, **planned, conversations=2, num_agents=2)
+    assert "judge_answer, in conversation" in {each["about"] for each in found["advice"]}
+    assert found["figures"]["conversation/void_rate"]["value"] == 0.0
+    assert found["cost"]["conversation"]["sampled_tokens"] > 0
+
+
 def test_a_protocol_of_ones_own_is_screened(model, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     debate = viva.Protocol(rounds=[viva.Round("say", "Say a number.")], reward=longest)

@@ -438,7 +438,7 @@ def _first_tokens(renderer: Renderer, prefix_text: str, labels: Sequence[str]) -
         raise ValueError(
             f"a judge whose labels are read by their probabilities needs labels that begin with different tokens; this "
             f"tokenizer encodes {', '.join(labels)} beginning with {tokens}. Pairs can be compared in words: use judge "
-            f"mode 'verdict'; scores need another model as judge."
+            "mode 'verdict'; scores need another model as judge."
         )
     return tuple(tokens)
 

@@ -88,7 +88,9 @@ class _Plan:
     check: AnswerCheck
     rewards: dict[str, SolutionReward]
     judge: JudgeOptions | None
-    """The judge of the run that is planned; ``None``: the model, as the options of the screening say."""
+    """The judge of the run that is planned, if it has one."""
+    judges_pairs: bool
+    """Whether that judge reads solutions; else the model compares pairs, as the options of the screening say."""
     is_planned: bool
     """Whether the conversations are those of a run that is planned, with that judge."""
     talks: dict[str, ConversationConfig]
@@ -238,7 +240,7 @@ def _make_plan(name: str, task: str, options: ScreenOptions, planned: Planned | 
     talks = _talks(options, planned)
     check = find_check(options.grader)
     target = find_target(name, checkpoint=options.checkpoint, model_name=options.model_name)
-    judge = None if reward is None or reward.judge_task == "answer" else reward.judge
+    judge = None if reward is None else reward.judge
     if judge is not None and judge.model is not None:
         judge_target(judge, engine_of(target, options))
     items, told = _problems(task, options, check)
@@ -256,6 +258,7 @@ def _make_plan(name: str, task: str, options: ScreenOptions, planned: Planned | 
         check=check,
         rewards=rewards,
         judge=judge,
+        judges_pairs=judge is not None and reward is not None and reward.judge_task != "answer",
         is_planned=planned is not None,
         talks=talks,
         task=told,
@@ -302,7 +305,7 @@ def _talks(options: ScreenOptions, planned: Planned | None) -> dict[str, Convers
     elif not options.conversations:
         raise ValueError(
             f"recipe={options.recipe} is screened by conversations, and conversations=0 holds none; give "
-            f"conversations=24, or as many as there is time for"
+            "conversations=24, or as many as there is time for"
         )
     else:
         kind = KIND_OF[str(options.recipe)]
@@ -426,7 +429,7 @@ def _screener(plan: _Plan, opened: OpenPolicy, judged: OpenedJudge, options: Scr
             check=plan.check,
         ),
         num_samples=options.num_samples,
-        judge=judged.of(PolicyRef(sampling_client=judged.client)) or own,
+        judge=(judged.of(PolicyRef(sampling_client=judged.client)) if plan.judges_pairs else None) or own,
         num_pairs=options.num_pairs,
     )
 
