@@ -110,7 +110,7 @@ def option_classes(monkeypatch, capsys):
         patch.setattr("viva.recipes.config.parse_options", caught)
         patch.setattr("viva.recipes.programs.parse_options", caught)
         patch.setattr("viva.recipes.cost.parse_options", caught)
-        patch.setattr("viva.recipes.evaluation.screen.parse_options", caught)
+        patch.setattr("viva.recipes.evaluation.planned.parse_options", caught)
         for names in COMMANDS:
             if takes_options(names):
                 for call in calls(names):

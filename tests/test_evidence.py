@@ -35,6 +35,7 @@ from evidence.tables import (
     holm,
     long_table,
     scores_table,
+    shortcut_table,
     turns_of,
 )
 from scipy import stats
@@ -234,6 +235,40 @@ def test_scores_are_counted_by_how_far_they_are_apart(tmp_path):
         "| 1 | 0 % | - |",
         "| 2 | 50 % | 33 % of 3 |",
         "| inf | 0 % | - |",
+    ]
+
+
+def test_groups_whose_most_frequent_answer_is_a_shortcut_are_counted_by_step(tmp_path):
+    def row(step, replies, rewards, **changes):
+        turns = [
+            {
+                "agent_id": place,
+                "round_index": 0,
+                "segment": "turn",
+                "text": text,
+                "response": {"solution": text},
+            }
+            for place, text in enumerate(replies)
+        ]
+        record = {
+            "question": "Jan has 4 boxes with 3 forks and buys 9 more.",
+            "answer": "21",
+            "num_agents": len(replies),
+        }
+        return transcript(step, 0) | {"record": record | {"turns": turns}, "rewards": rewards} | changes
+
+    rows = [
+        row(0, ["21", "21", "12"], [0.9, 0.9, 0.3]),  # right
+        row(0, ["12", " 12", "21"], [0.5, 0.5, 0.8]),  # 4 * 3
+        row(0, ["40", "40", "21"], [0.1, 0.1, 0.1]),  # wrong, and no one operation
+        row(1, ["13", "13", "5"], [1.0, 1.0, 0.4]),  # 4 + 9
+        row(1, [], None, void=True, record=None),
+    ]
+    path = tmp_path / "transcripts.jsonl"
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    assert shortcut_table(path).splitlines()[2:] == [
+        "| 0 | 0.47 | 44 % | 1 of 3 |",
+        "| 1 | 0.80 | 0 % | 1 of 1 |",
     ]
 
 

@@ -11,6 +11,7 @@
                                           # runs/evidence/words-warm-r_sol_steps-0-0.0002.transcripts.jsonl
     python benchmarks/evidence/run.py scores FILE [FILE ...]       # what V know, by how far they are apart, in
                                                                    # transcripts.jsonl of runs with known answers
+    python benchmarks/evidence/run.py shortcuts FILE   # by step, how many groups of plain samples agree on a shortcut
 
 A cell is one run of an arm (`arms`) on a bed (`beds`) with a seed: training, then every test problem greedily and
 eight times at temperature 1; of seeds 10 to 12 also test conversations, where the arm has any. A finished cell is one
@@ -54,6 +55,7 @@ from evidence.tables import (
     long_table,
     results_table,
     scores_table,
+    shortcut_table,
     signal_table,
 )
 from viva.tiny.tasks import Problem
@@ -269,6 +271,9 @@ def did_another_thing(argv: Sequence[str]) -> bool:
     if argv[:1] == ["scores"] and len(argv) > 1:
         sys.stdout.write(f"{scores_table(map(Path, argv[1:]))}\n")
         return True
+    if argv[:1] == ["shortcuts"] and len(argv) == 2:
+        sys.stdout.write(f"{shortcut_table(Path(argv[1]))}\n")
+        return True
     return False
 
 
@@ -284,7 +289,7 @@ def main(argv: Sequence[str]) -> None:
     if given:
         sys.exit(
             f"unknown option {next(iter(given))!r}; allowed: beds, arms, seeds, cells, folder, or one of the words "
-            "tables, problems, audit, transcripts and scores"
+            "tables, problems, audit, transcripts, scores and shortcuts"
         )
     if unknown := sorted(set(arms) - ARMS.keys()):
         sys.exit(f"unknown arm {unknown[0]!r}; allowed: {', '.join(ARMS)}")

@@ -7,6 +7,8 @@ test, with Holm's correction over the contrasts of a bed (Holm, 1979).
 
 import itertools
 import math
+import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -364,3 +366,30 @@ def scores_table(paths: Iterable[Path]) -> str:
         rows.append(f"| {bound:g} | {_score_row(own, len(own) / len(records))} |")
         lowest = bound
     return "\n".join(rows)
+
+
+def shortcut_table(path: Path) -> str:
+    """Groups of plain samples, by step: how many follow a shortcut, one operation on two numbers of the question."""
+    steps: dict[int, list[tuple[float, list[bool], bool]]] = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        row = Transcript.model_validate_json(line)
+        if row.record is not None and row.rewards:
+            answers = [turn.text.strip() for turn in row.record.turns]
+            (most, _), *_ = Counter(answers).most_common(1)
+            right = [answer == row.record.answer for answer in answers]
+            is_shortcut = most != row.record.answer and most in _one_operation(row.record.question)
+            reward = math.fsum(each or 0.0 for each in row.rewards) / len(row.rewards)
+            steps.setdefault(row.step, []).append((reward, right, is_shortcut))
+    rows = [["step", "reward", "right", "most frequent answer a shortcut"], ["---"] * 4]
+    for step, groups in sorted(steps.items()):
+        rewards, right, shortcuts = zip(*groups, strict=True)
+        share = np.mean(list(itertools.chain.from_iterable(right)))
+        told = f"{sum(shortcuts)} of {len(groups)}"
+        rows.append([str(step), f"{np.mean(rewards):.2f}", f"{100 * share:.0f} %", told])
+    return _markdown(rows)
+
+
+def _one_operation(question: str) -> set[str]:
+    """Sums, differences and products of two of the question's numbers."""
+    pairs = itertools.permutations(map(int, re.findall(r"\d+", question)), 2)
+    return {str(value) for a, b in pairs for value in (a + b, a - b, a * b)}

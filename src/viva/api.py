@@ -295,7 +295,8 @@ def screen(policy: str | Path | Run, task: Prompts, **options: Any) -> Screening
     Raises:
         ValueError: If anything is wrong with the options; nothing was sampled then.
     """
-    from viva.recipes.evaluation.screen import screen, screen_options
+    from viva.recipes.evaluation.planned import screen_options
+    from viva.recipes.evaluation.screen import screen
 
     prepare_threads()
     name = str(policy.path if isinstance(policy, Run) else policy)

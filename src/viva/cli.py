@@ -17,7 +17,7 @@ from viva.conversation.messages import did_you_mean
 Command = Callable[[argparse.Namespace], int]
 ResultT = TypeVar("ResultT")
 
-_NOBODY_READS = 141
+_NOBODY_READS = 141  # a shell's status of a process that ends so
 
 
 class _Parser(argparse.ArgumentParser):
@@ -79,8 +79,7 @@ _ARGUMENTS: dict[str, tuple[str, str | None, *tuple[_Argument, ...]]] = {
     "screen": (
         "which reward can teach a model a task: viva screen MODEL TASK key=value ...",
         "Ask a model some hundred problems, greedily and as in training, have it judge its own answers, and tell which "
-        "reward can work there, or that none can and why; with recipe=RECIPE, as that recipe's options ask and talk. "
-        "'viva screen MODEL TASK --help' lists the options.",
+        "reward can work there, or that none can and why. 'viva screen MODEL TASK --help' lists the options.",
         _Argument("target", metavar="MODEL", help="a hub name, GGUF file, folder of a model or run, or tiny"),
         _Argument("task", metavar="TASK", help="a JSONL file, or reasoning_gym:FAMILY,option=value,..."),
         _options("how the problems are asked"),
@@ -219,8 +218,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: Arguments without the program's name; those of the process if ``None``.
 
     Returns:
-        Exit status: 0, 2 after a mistake in the arguments, or 141 where nobody reads the output any more (a shell's
-        status of a process that ends so).
+        Exit status: 0, 2 after a mistake in the arguments, or 141 where nobody reads the output any more.
     """
     try:
         try:
@@ -410,9 +408,12 @@ def _screen(options: argparse.Namespace) -> int:
     from viva.threads import prepare_threads
 
     prepare_threads()
-    from viva.recipes.evaluation.screen import parse_screen, screen
+    from viva.recipes.evaluation.planned import parse_screen
 
-    _ask_engine(screen(options.target, options.task, *parse_screen(options.options)))
+    chosen, planned = parse_screen(options.options)
+    from viva.recipes.evaluation.screen import screen
+
+    _ask_engine(screen(options.target, options.task, chosen, planned))
     return 0
 
 

@@ -228,6 +228,10 @@ def test_help_and_option_errors_do_not_load_torch():
     code = (
         "import importlib, sys\nfrom viva.recipes.programs import RECIPES\n"
         "for name in RECIPES: importlib.import_module(f'viva.recipes.{name}')\n"
+        "import viva.cli\n"
+        "for planned in ([], ['recipe=critique_self_play']):\n"
+        "    try: viva.cli.main(['screen', 'tiny', 'task.jsonl', 'num_problms=3', *planned])\n"
+        "    except SystemExit: pass\n"
         "assert 'torch' not in sys.modules and 'datasets' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -137,7 +137,9 @@ def test_the_judge_that_is_planned_compares_the_pairs(tmp_path, monkeypatch):
     assert more > less + 100 * both[0]
 
 
-def test_a_judge_that_only_answers_is_not_asked_about_pairs(model, tmp_path, monkeypatch, capsys):
+def test_a_judge_that_only_answers_pays_the_conversations_of_a_screening(
+    model, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     task = write(tmp_path / "task.jsonl", [{"query": f"{n} + 1?", "answer": n + 1} for n in range(6)])
     planned = {"recipe": "conversation_preference_rl", "reward": "judge_answer", "max_rounds": 1}

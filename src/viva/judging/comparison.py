@@ -182,7 +182,7 @@ class Judge(ABC):
         raise ValueError(f"{type(self).__name__} compares solutions and gives no answers of its own")
 
     async def score(self, question: str, answer: str, criterion: str, seed: int) -> float | None:
-        """How far an answer fulfils a criterion, from 0 to 1; ``None`` if the judge's reply cannot be read.
+        """Degree to which an answer fulfils a criterion, from 0 to 1; ``None`` if the judge's reply cannot be read.
 
         Raises:
             JudgeError: If the judge fails.

@@ -168,7 +168,7 @@ class ConversationRecord(_Record):
     judge_answer: str | None = None
     """The judge's own answer, where it was asked for one."""
     criteria: tuple[Criterion, ...] = ()
-    """Those of a rubric, where a judge was asked about them."""
+    """Criteria of a rubric, where a judge was asked about them."""
     rubric: dict[int, tuple[float | None, ...]] | None = None
     """The judge's scores by agent, in the order of the criteria; ``None``: a reply that could not be read."""
     rules: dict[str, object] = {}

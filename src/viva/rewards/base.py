@@ -29,7 +29,7 @@ Match: TypeAlias = tuple[tuple[int, int], tuple[int, int]]
 """Solutions that a judge is shown first and second: (agent, round) of each."""
 
 JudgeTask = Literal["compare", "answer", "score"]
-"""What a reward's judge does: it compares solutions in pairs, answers the question itself, or scores each solution."""
+"""Task of a reward's judge: it compares solutions in pairs, answers the question itself, or scores each solution."""
 
 RewardFunction = Callable[[Conversation], Pay | Awaitable[Pay]]
 
@@ -99,7 +99,7 @@ class Reward(ABC):
 
     @property
     def judge_task(self) -> JudgeTask:
-        """What its judge does, if it needs one; by default it compares."""
+        """The task of its judge, if it needs one; by default it compares."""
         return "compare"
 
     @property

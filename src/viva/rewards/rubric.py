@@ -117,7 +117,7 @@ class Rubric(JudgedReward, SolutionReward):
 def rubric(
     criteria: Mapping[str, float] | Sequence[str] | None = None, *, judge: JudgeOptions | None = None
 ) -> Rubric:
-    """What a judge says of every solution by itself: the weighted mean of how probably it fulfils each criterion.
+    """A judge's score of every solution by itself: the weighted mean of how probably it fulfils each criterion.
 
     Args:
         criteria: Texts, or texts with their weights; by default that the answer is right.

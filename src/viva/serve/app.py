@@ -153,7 +153,7 @@ class _Completions:
     models: _Models
     body_class: type[ChatBody] | type[CompletionBody]
     places: asyncio.Semaphore
-    """Of requests that are being answered or wait for it."""
+    """Room for requests that are being answered or wait for it."""
     limits: ServerLimits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

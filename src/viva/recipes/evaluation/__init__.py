@@ -147,7 +147,8 @@ _READING = (
     *("hf_dataset_name_config", "hf_dataset_revision", "hf_streaming"),
     *("hf_prompt_column", "hf_answer_column", "hf_test_split"),
 )
-_DEFAULTS = RecipeConfig(log_path="")
+DEFAULTS = RecipeConfig(log_path="")
+"""Options of all recipes, as none is given."""
 
 
 def stored_options(config_class: type[ConfigT], stored: Mapping[str, object]) -> ConfigT:
@@ -174,5 +175,5 @@ def recipe_options(config: ConfigT, options: EvalOptions) -> ConfigT:
         given = {"test_prompts_path": None} | given
     if given.get("hf_dataset_name", config.hf_dataset_name) != config.hf_dataset_name:
         # how to read the run's own data set says nothing about another one
-        given = {name: getattr(_DEFAULTS, name) for name in _READING} | given
+        given = {name: getattr(DEFAULTS, name) for name in _READING} | given
     return chz.replace(config, **given)

@@ -14,15 +14,12 @@ from viva.conversation.protocol import persona
 from viva.judging.answers import AnswerCheck
 from viva.judging.judge import JudgeOptions
 from viva.recipes.config import RecipeConfig
-from viva.recipes.conversation_preference_rl import Config as PreferenceConfig
-from viva.recipes.critique_self_play import Config as CritiqueConfig
 from viva.recipes.data import held_out_source, load_test_prompts
 from viva.recipes.evaluation import KINDS, EvalOptions, OpenedOptions, recipe_options, stored_options
+from viva.recipes.evaluation.planned import ANSWERING, CONVERSATIONS, KIND_OF
 from viva.recipes.evaluation.target import OpenPolicy, Target, open_policy
 from viva.recipes.judges import judge_target
-from viva.recipes.math_efficiency import Config as MathConfig
 from viva.recipes.plan import at_least, not_negative, positive
-from viva.recipes.protocol import Config as ProtocolConfig
 from viva.recipes.protocol import ConversationConfig
 from viva.recipes.reward import ENDPOINT_BOUNDS
 from viva.run.files import place_problem
@@ -31,22 +28,6 @@ from viva.tiny import model_path
 from viva.training.data import PromptItem, derive_seed, prompts_digest
 from viva.training.service import EngineConfig, Engines, choose_engine
 
-CONVERSATIONS: dict[str, type[ConversationConfig]] = {
-    "conversation": PreferenceConfig,
-    "critique": CritiqueConfig,
-    "protocol": ProtocolConfig,
-}
-KIND_OF = {
-    "conversation_preference_rl": "conversation",
-    "critique_self_play": "critique",
-    "protocol": "protocol",
-}
-"""Kind of conversation by recipe."""
-ANSWERING: dict[str, type[MathConfig] | type[ConversationConfig]] = {
-    "math_efficiency": MathConfig,
-    **{recipe: CONVERSATIONS[kind] for recipe, kind in KIND_OF.items()},
-}
-"""Recipes whose policies answer questions."""
 _UNUSED = frozenset(
     {"stop_at", "stop_on", "alarm_levels", "reward_weights", "judge_prompt_path", *ENDPOINT_BOUNDS}
 )

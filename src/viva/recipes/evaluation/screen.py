@@ -1,7 +1,6 @@
 """``viva screen``: samples, file and tables of a screening."""
 
 import io
-from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 
 import chz
 
-from viva.conversation.messages import counted, unknown
+from viva.conversation.messages import counted
 from viva.eval.conversations import play_all
 from viva.eval.direct import DirectSampler
 from viva.eval.figures import shown_figure, shown_interval
@@ -27,23 +26,11 @@ from viva.eval.screening_figures import conversation_screening, screening_figure
 from viva.judging.answers import AnswerCheck
 from viva.judging.judge import JudgeOptions, PolicyRef, PolicySelfComparisonJudge
 from viva.recipes.common import say
-from viva.recipes.config import (
-    DataOptions,
-    RecipeConfig,
-    make_options,
-    option_name,
-    parse_options,
-    read_options,
-    recipe_of,
-    unknown_option,
-)
+from viva.recipes.config import DataOptions
 from viva.recipes.data import as_asked, check_prompts_path, check_sources, load_prompts_path
-from viva.recipes.evaluation import OpenedOptions, ScreenOptions, stored_options
+from viva.recipes.evaluation import ScreenOptions, stored_options
 from viva.recipes.evaluation.build import OpenedJudge, conversations_of, opened_judge
 from viva.recipes.evaluation.plan import (
-    ANSWERING,
-    CONVERSATIONS,
-    KIND_OF,
     check_conversation,
     check_output,
     check_place,
@@ -52,6 +39,7 @@ from viva.recipes.evaluation.plan import (
     recipe_record,
     result_path,
 )
+from viva.recipes.evaluation.planned import CONVERSATIONS, KIND_OF, Planned
 from viva.recipes.evaluation.target import OpenPolicy, Target, find_target
 from viva.recipes.judges import judge_target
 from viva.recipes.math_efficiency import Config as MathConfig
@@ -61,7 +49,7 @@ from viva.rewards import find_reward
 from viva.rewards.base import Reward
 from viva.rewards.rubric import Rubric, rubric
 from viva.rewards.solutions import SolutionReward
-from viva.selfplay.user_code import find_check, is_target
+from viva.selfplay.user_code import find_check
 from viva.training.console import EvaluationConsole
 from viva.training.data import PromptItem, derive_seed, prompts_digest
 from viva.training.sampling import Sampling
@@ -77,107 +65,20 @@ _DECIDES = (
 """Options that stand in the result."""
 
 
-Planned = MathConfig | ConversationConfig
-"""The configuration of a run that is planned."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Plan:
     target: Target
     items: tuple[PromptItem, ...]
     check: AnswerCheck
     rewards: dict[str, SolutionReward]
-    judge: JudgeOptions | None
-    """The judge of the run that is planned, if it has one."""
-    judges_pairs: bool
-    """Whether that judge reads solutions; else the model compares pairs, as the options of the screening say."""
-    is_planned: bool
-    """Whether the conversations are those of a run that is planned, with that judge."""
+    reward: Reward | None
+    """The reward of the run that is planned; ``None``: none is planned, or it pays known answers."""
     talks: dict[str, ConversationConfig]
     """Conversations, by kind."""
     task: str
     record: dict[str, Any]
     path: Path
     """Path of the result file."""
-
-
-def parse_screen(argv: Sequence[str]) -> tuple[ScreenOptions, Planned | None]:
-    """Options of ``viva screen``, and the configuration of the recipe that they name, which has all other options.
-
-    Raises:
-        SystemExit: See `viva.recipes.config.parse_options`.
-        ValueError: If there is no such recipe.
-    """
-    given = {option_name(text): text.partition("=")[2] for text in argv}
-    name = given.get("recipe") or _named_in(given.get("config"))
-    if name is None:
-        return parse_options(ScreenOptions, argv), None
-    recipe, protocol = _recipe(name)
-    config_class = ANSWERING[recipe]
-    own = [text for text in argv if option_name(text) in {*chz.chz_fields(ScreenOptions), "help"}]
-    options = parse_options(ScreenOptions, own)
-    theirs = [text for text in argv if text not in own or option_name(text) in _shared(config_class)]
-    _check_names([option_name(text) for text in theirs], config_class)
-    theirs += [f"{key}={value}" for key, value in protocol.items()]
-    config = parse_options(config_class, theirs, recipe)
-    return _as_planned(options, recipe, config), config
-
-
-def screen_options(values: Mapping[str, Any]) -> tuple[ScreenOptions, Planned | None]:
-    """The same from Python values, of which ``recipe`` may be a `Protocol`; `ValueError` if there is a mistake."""
-    name = values.get("recipe") or _named_in(values.get("config"))
-    if name is None:
-        return make_options(ScreenOptions, values), None
-    recipe, protocol = _recipe(str(name))
-    config_class = ANSWERING[recipe]
-    own = {name: value for name, value in values.items() if name in chz.chz_fields(ScreenOptions)}
-    shared = _shared(config_class)
-    theirs = {name: value for name, value in values.items() if name not in own or name in shared}
-    _check_names(theirs, config_class)
-    named = theirs.pop("config", None) or {}
-    if isinstance(named, (str, Path)):
-        named = read_options(Path(named).expanduser(), config_class, recipe)
-    config = make_options(config_class, {**named, **theirs, **protocol})
-    return _as_planned(make_options(ScreenOptions, own), recipe, config), config
-
-
-def _named_in(config: object) -> str | None:
-    """The recipe that a file of options names."""
-    return recipe_of(Path(config).expanduser()) if isinstance(config, (str, Path)) else None
-
-
-def _recipe(name: str) -> tuple[str, dict[str, str]]:
-    """The recipe's name, and the option that says the user's protocol if it is one."""
-    if is_target(name):
-        return "protocol", {"protocol": name}
-    recipe = name.replace("-", "_")
-    if recipe not in ANSWERING:
-        raise ValueError(unknown("recipe", name, tuple(ANSWERING), also=", or a protocol as path.py:NAME"))
-    return recipe, {}
-
-
-def _shared(config_class: type[Planned]) -> set[str]:
-    """Options of a screening and of a recipe; the model is not: of an adapter it is the base."""
-    return (chz.chz_fields(ScreenOptions).keys() & chz.chz_fields(config_class).keys()) - {"model_name"}
-
-
-def _check_names(names: Iterable[str], config_class: type[Planned]) -> None:
-    """Refuse names of no option, of a screening or of a recipe."""
-    for name in names:
-        if name not in chz.chz_fields(config_class) and name != "config":
-            raise ValueError(unknown_option(name, config_class, ScreenOptions))
-
-
-def _as_planned(options: ScreenOptions, recipe: str, config: Planned) -> ScreenOptions:
-    """The screening's options as those of the run that is planned, where both have them."""
-    # an engine that is not given may be that of a run that is screened
-    opened, default = chz.chz_fields(OpenedOptions).keys(), RecipeConfig(log_path="")
-    given = {
-        name: getattr(config, name)
-        for name in _shared(type(config))
-        if name not in opened or getattr(config, name) != getattr(default, name)
-    }
-    return chz.replace(options, recipe=recipe, **given)
 
 
 async def screen(name: str, task: str, options: ScreenOptions, planned: Planned | None = None) -> Screening:
@@ -240,7 +141,7 @@ def _make_plan(name: str, task: str, options: ScreenOptions, planned: Planned | 
     talks = _talks(options, planned)
     check = find_check(options.grader)
     target = find_target(name, checkpoint=options.checkpoint, model_name=options.model_name)
-    judge = None if reward is None else reward.judge
+    judge = _judge_of(reward)
     if judge is not None and judge.model is not None:
         judge_target(judge, engine_of(target, options))
     items, told = _problems(task, options, check)
@@ -257,9 +158,7 @@ def _make_plan(name: str, task: str, options: ScreenOptions, planned: Planned | 
         items=tuple(items),
         check=check,
         rewards=rewards,
-        judge=judge,
-        judges_pairs=judge is not None and reward is not None and reward.judge_task != "answer",
-        is_planned=planned is not None,
+        reward=reward,
         talks=talks,
         task=told,
         record=record,
@@ -285,7 +184,7 @@ def _problems(task: str, options: ScreenOptions, check: AnswerCheck) -> tuple[li
 
 def _talks(options: ScreenOptions, planned: Planned | None) -> dict[str, ConversationConfig]:
     """The conversations: of the run that is planned, or those of the recipes by default."""
-    kinds = {kind: recipe for recipe, kind in KIND_OF.items() if kind != "protocol"}
+    kinds = [kind for kind in CONVERSATIONS if kind != "protocol"]
     for kind in options.kinds:
         if kind not in kinds:
             raise ValueError(f"kinds must be of {', '.join(kinds)}; got {kind!r}")
@@ -328,6 +227,10 @@ def _reward_of(planned: Planned) -> Reward | None:
     return planned.group_reward() if isinstance(planned, MathConfig) else planned.game().reward
 
 
+def _judge_of(reward: Reward | None) -> JudgeOptions | None:
+    return None if reward is None else reward.judge
+
+
 def _is_measured(reward: SolutionReward) -> bool:
     """Whether the answers of a screening say what a reward pays: no pairs of all of them, no other model's scores."""
     return (
@@ -355,7 +258,7 @@ async def _sample(
     played: dict[str, tuple[Played, ...]] = {}
     critics: tuple[Criticised, ...] = ()
     async with AsyncExitStack() as stack:
-        judged = await stack.enter_async_context(opened_judge(plan.judge, opened, plan.path))
+        judged = await stack.enter_async_context(opened_judge(_judge_of(plan.reward), opened, plan.path))
         screener = _screener(plan, opened, judged, options)
         with costs.part("answers"):
             problems = await screener.ask(opened.client, plan.items, console.begin)
@@ -366,7 +269,7 @@ async def _sample(
             with costs.part("scored answers"):
                 problems = await screener.have_scored(problems, scored[0], options.seed, console.begin)
         for kind, config in plan.talks.items():
-            if not plan.is_planned:
+            if plan.reward is None:
                 asked = config.game().reward.judge
                 judged = await stack.enter_async_context(opened_judge(asked, opened, plan.path))
             talks = await conversations_of(config, opened, judged, console)
@@ -410,12 +313,9 @@ async def _sample(
 
 
 def _screener(plan: _Plan, opened: OpenPolicy, judged: OpenedJudge, options: ScreenOptions) -> Screener:
-    own = PolicySelfComparisonJudge(
-        PolicyRef(sampling_client=opened.client),
-        opened.renderer,
-        max_tokens=options.max_tokens,
-        answers_first=options.judge_answers_first,
-    )
+    judge = None
+    if plan.reward is None or plan.reward.judge_task != "answer":  # who only answers compares nothing
+        judge = judged.of(PolicyRef(sampling_client=judged.client))
     return Screener(
         direct=DirectSampler(
             renderer=opened.renderer,
@@ -429,7 +329,13 @@ def _screener(plan: _Plan, opened: OpenPolicy, judged: OpenedJudge, options: Scr
             check=plan.check,
         ),
         num_samples=options.num_samples,
-        judge=(judged.of(PolicyRef(sampling_client=judged.client)) if plan.judges_pairs else None) or own,
+        judge=judge
+        or PolicySelfComparisonJudge(
+            PolicyRef(sampling_client=opened.client),
+            opened.renderer,
+            max_tokens=options.max_tokens,
+            answers_first=options.judge_answers_first,
+        ),
         num_pairs=options.num_pairs,
     )
 
