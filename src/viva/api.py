@@ -219,10 +219,9 @@ async def train_async(
     if twice := sorted(set(named) & set(given) - {name for name, value in named.items() if value is None}):
         raise ValueError(f"{twice[0]} is given twice; leave one of them out")
     config_class = import_module(f"viva.recipes.{recipe}").Config
-    if isinstance(config, (str, Path)):
-        config = read_options(Path(config).expanduser(), config_class, recipe)
+    named_config = {} if config is None else read_options(config, config_class, recipe)
     given |= {name: value for name, value in named.items() if value is not None}
-    given = {"behavior_if_exists": "raise", **(config or {}), **given}
+    given = {"behavior_if_exists": "raise", **named_config, **given}
     if "strategies" in given:
         given["strategies"] = [remember(each) for each in given["strategies"]]
     log_path = make_options(config_class, given).log_path

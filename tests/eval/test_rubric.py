@@ -13,7 +13,6 @@ from viva.judging.endpoint import ChatEndpoint, EndpointOptions
 from viva.judging.endpoint_judge import EndpointJudge
 from viva.judging.judge import JudgeOptions, PolicyRef, PolicySelfComparisonJudge
 from viva.judging.records import Criterion
-from viva.judging.rubric import read_rubric
 from viva.testing import ScriptedSamplingClient, tiny_renderer
 
 CRITERIA = (Criterion(text="is polite", weight=3.0), Criterion(text="is short"))
@@ -45,42 +44,6 @@ def test_swapping_the_policies_negates_the_difference(one, other):
         assert (each.value, each.against) == (there.against, there.value)
         if each.difference is not None:
             assert each.difference == pytest.approx(-there.difference)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "- is polite\n- text: is short\n  weight: 2\n",
-        '["is polite", {"text": "is short", "weight": 2.0}]',
-    ],
-)
-def test_a_list_of_texts_and_weights_is_read(tmp_path, text):
-    path = tmp_path / "rubric.yaml"
-    path.write_text(text)
-    assert read_rubric(path) == (Criterion(text="is polite"), Criterion(text="is short", weight=2.0))
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("[]", "must hold a list of criteria"),
-        ("a: b", "must hold a list of criteria"),
-        ("- [x", "cannot be read"),
-        ("- ''", "criterion 1: a criterion needs a text"),
-        ("- x\n- 3", "criterion 2 needs a text, and a number as weight or none; got 3"),
-        ("- x\n- x", "holds a criterion twice"),
-        ("- {text: x, weight: 0}", "needs a weight above 0"),
-        ("- {text: x, weight: .nan}", "needs a weight above 0"),
-        ("- {text: x, wieght: 2}", "unknown field 'wieght'; allowed: text, weight"),
-    ],
-)
-def test_what_is_no_rubric_is_refused(tmp_path, text, message):
-    path = tmp_path / "rubric.yaml"
-    path.write_text(text)
-    with pytest.raises(ValueError, match=message):
-        read_rubric(path)
-    with pytest.raises(ValueError, match="cannot be read"):
-        read_rubric(tmp_path / "gone.yaml")
 
 
 async def test_a_policy_is_read_by_the_probabilities_of_yes_and_no():

@@ -159,10 +159,11 @@ def test_a_rubric_scores_both_policies(run, prompts, capsys, tmp_path):
     rubric = tmp_path / "rubric.yaml"
     rubric.write_text("- is polite\n- {text: is short, weight: 2}\n")
     out, (*_, compared) = evaluate(
-        capsys, run, against="base", test_prompts_path=prompts, rubric=rubric, seed=7
+        capsys, run, against="base", test_prompts_path=prompts, criteria=rubric, seed=7
     )
-    figures = json.loads(compared.read_text())["figures"]
-    found = figures["rubric/base/score"]
+    written = json.loads(compared.read_text())
+    assert written["judges"][0]["criteria"] == {"is polite": 1.0, "is short": 2.0}
+    found = written["figures"]["rubric/base/score"]
     assert "rubric/base/criterion_2" in out
     assert "criterion_2: is short" in out
     lines = compared.with_suffix(".transcripts.jsonl").read_text().splitlines()
@@ -174,15 +175,23 @@ def test_a_rubric_scores_both_policies(run, prompts, capsys, tmp_path):
         assert found[name] == (pytest.approx(sum(known) / len(known)) if known else None)
 
 
-def test_a_judge_that_answers_first_is_named_so_and_has_a_file_of_its_own(run, prompts, capsys):
+def test_what_a_judge_is_asked_stands_in_a_file_of_its_own(run, prompts, capsys):
+    prompt = "Reply with a JSON object with preference."
+    asked = [
+        ({}, {}),
+        ({"judge_answers_first": True}, {"answers_first": True}),
+        ({"judge_max_tokens": 20}, {"max_tokens": 20}),
+        ({"judge_prompt": prompt}, {"system_prompt": prompt}),
+        ({"criteria": '["is short"]'}, {"criteria": {"is short": 1.0}}),
+        ({"criteria": '["is long"]'}, {"criteria": {"is long": 1.0}}),
+    ]
     written = []
-    for answers_first in (False, True):
-        given = {"judge_answers_first": answers_first, "judge_max_tokens": 20}
+    for given, told in asked:
         _, (*_, compared) = evaluate(capsys, run, against="base", test_prompts_path=prompts, **given)
         written.append(compared)
         (judge,) = json.loads(compared.read_text())["judges"]
-        assert judge.get("answers_first", False) is answers_first
-    assert written[0] != written[1]
+        assert {name: judge[name] for name in judge.keys() - {"name", "model", "checkpoint", "mode"}} == told
+    assert len(set(written)) == len(asked)
 
 
 def _weighted(scores):
@@ -258,7 +267,6 @@ def test_an_endpoint_that_fails_leaves_failed_comparisons_with_their_reason(run,
             {"against": "base", "judge": "http://127.0.0.1:1/v1", "judge_model": "m", "judge_body": "[1]"},
             "judge_body must",
         ),
-        ({"against": "base", "rubric": "gone.yaml"}, "rubric=gone.yaml cannot be read"),
         ({"against": "base", "kinds": '["critique"]'}, "kinds must be left out, or be direct"),
     ],
 )

@@ -104,10 +104,9 @@ def test_options_of_a_recipe_are_read_from_a_file(model, tmp_path, monkeypatch, 
     task = write(tmp_path / "task.jsonl", [{"query": f"{n} + 1?", "answer": n + 1} for n in range(6)])
     Path("run.yaml").write_text(
         "strategies: [iid]\nreward: rubric\ncriteria: {It is short.: 1.0}\nsystem_prompt: Be brief.\nmax_tokens: 5\n"
+        "model_name: tiny\nnum_samples: 2\n"
     )
-    status = viva.cli.main(
-        ["screen", str(model), str(task), "recipe=math_efficiency", "config=run.yaml", "num_samples=2"]
-    )
+    status = viva.cli.main(["screen", str(model), str(task), "recipe=math_efficiency", "config=run.yaml"])
     told = capsys.readouterr()
     assert status == 0, told.err
     found = json.loads(Path(told.out.split()[-1]).read_text())
@@ -119,9 +118,11 @@ def test_options_of_a_recipe_are_read_from_a_file(model, tmp_path, monkeypatch, 
     Path("config.json").write_text(
         json.dumps({"recipe": "math_efficiency"} | yaml.safe_load(Path("run.yaml").read_text()))
     )
-    by_name = viva.screen(model, task, config="config.json", num_samples=2, output="own.json")
-    assert by_name.figures.keys() == found["figures"].keys()
-    assert json.loads(Path("own.json").read_text()) == found
+    assert found["options"]["num_samples"] == 2
+    for config in ("config.json", json.loads(Path("config.json").read_text())):
+        by_name = viva.screen(model, task, config=config, output="own.json")
+        assert by_name.figures.keys() == found["figures"].keys()
+        assert json.loads(Path("own.json").read_text()) == found
 
 
 def test_the_judge_that_is_planned_compares_the_pairs(tmp_path, monkeypatch):
@@ -203,6 +204,7 @@ def test_a_family_of_reasoning_gym_in_python(model, tmp_path, monkeypatch):
         ("task.jsonl", ["recipe=critique_self_play"], "conversations=0 holds none; give conversations=24"),
         ("task.jsonl", ["recipe=math_efficiency", "conversations=2"], "leave conversations=2 out"),
         ("task.jsonl", ["recipe=math_efficiency", "num_problms=3"], "Did you mean 'num_problems'"),
+        ("task.jsonl", ["recipe=math_efficiency", "config=odd.yaml"], "Did you mean 'num_problems'"),
         ("task.jsonl", ["recipe=math_efficiency", "reward=tournament"], "pays conversations"),
         (
             "task.jsonl",
@@ -221,6 +223,7 @@ def test_a_family_of_reasoning_gym_in_python(model, tmp_path, monkeypatch):
 def test_mistakes_are_told_before_a_model_is_loaded(task, options, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     write(Path("task.jsonl"), [{"query": "1 + 1?", "answer": 2}])
+    Path("odd.yaml").write_text("num_problms: 3\n")
     try:
         status = viva.cli.main(["screen", "tiny", task, *options])
     except SystemExit as end:

@@ -8,9 +8,7 @@ criterion, that the answer is right, is P(True) (Kadavath et al., 2022, arXiv 22
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, cast
+from collections.abc import Mapping, Sequence
 
 from tinker_cookbook.renderers.base import Message
 
@@ -56,36 +54,16 @@ def weighted_mean(scores_C: Sequence[float | None], weights_C: Sequence[float]) 
     return math.fsum(weight * score for weight, score in known) / weight if known else None
 
 
-def read_rubric(path: Path) -> tuple[Criterion, ...]:
-    """The criteria in a YAML or JSON file: a list of texts, or of ``text`` and ``weight``."""
-    import yaml
+def criteria_of(given: Mapping[str, float] | Sequence[str]) -> tuple[Criterion, ...]:
+    """Criteria from texts, or from texts with their weights.
 
-    try:
-        found: object = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ValueError(f"rubric={path} cannot be read: {' '.join(str(error).split())}") from error
-    if not isinstance(found, list) or not found:
-        raise ValueError(
-            f"rubric={path} must hold a list of criteria, each a text, or text and weight; got "
-            f"{type(found).__name__ if found != [] else 'an empty list'}"
-        )
-    rows = cast("list[object]", found)
-    criteria = tuple(
-        _criterion(row, f"rubric={path}: criterion {place}") for place, row in enumerate(rows, 1)
-    )
-    if len({each.text for each in criteria}) < len(criteria):
-        raise ValueError(f"rubric={path} holds a criterion twice; leave one of them out")
-    return criteria
-
-
-def _criterion(row: object, where: str) -> Criterion:
-    fields: dict[str, Any] = row if isinstance(row, dict) else {"text": row}
-    if unknown := sorted(map(str, set(fields) - {"text", "weight"})):
-        raise ValueError(f"{where} has an unknown field {unknown[0]!r}; allowed: text, weight")
-    text, weight = fields.get("text"), fields.get("weight", 1.0)
-    if not isinstance(text, str) or not isinstance(weight, int | float) or isinstance(weight, bool):
-        raise ValueError(f"{where} needs a text, and a number as weight or none; got {text!r} and {weight!r}")
-    try:
-        return Criterion(text=text.strip(), weight=float(weight))
-    except ValueError as error:
-        raise ValueError(f"{where}: {error}") from error
+    Raises:
+        ValueError: If there is none, they are one text instead of a list, one has no text or no weight above 0, or two
+            are the same.
+    """
+    texts = () if isinstance(given, str) else given
+    rows = texts.items() if isinstance(texts, Mapping) else [(text, 1.0) for text in texts]
+    found = tuple(Criterion(text=text.strip(), weight=float(weight)) for text, weight in rows)
+    if not found or len({each.text for each in found}) < len(found):
+        raise ValueError(f"criteria must be one or more that differ, like ['It is short.']; got {given!r}")
+    return found

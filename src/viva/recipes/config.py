@@ -223,7 +223,11 @@ _MISTAKES = (
 
 
 def parse_options(
-    config_class: type[ConfigT], argv: Sequence[str] | None, recipe: str | None = None
+    config_class: type[ConfigT],
+    argv: Sequence[str] | None,
+    recipe: str | None = None,
+    *,
+    beside: type | None = None,
 ) -> ConfigT:
     """Options from a command line; from now on a traceback tells no secrets.
 
@@ -232,6 +236,7 @@ def parse_options(
         argv: ``key=value`` each; ``None`` for the process's. ``config=FILE`` stands for the options in a YAML or JSON
             file, such as a run's own ``config.json``; what is given beside it wins.
         recipe: The recipe's name, if a file must be of the same one.
+        beside: Another class, whose options a file may hold, too.
 
     Raises:
         SystemExit: 0 after ``--help``, 2 after a mistake; what was wrong is on the error stream then.
@@ -244,8 +249,8 @@ def parse_options(
         given = [argument for argument in arguments if argument not in files]
         blueprint = Blueprint(config_class)
         for file in files:
-            path = Path(file.partition("=")[2]).expanduser()
-            blueprint = blueprint.apply(read_options(path, config_class, recipe), layer_name=str(path))
+            path = file.partition("=")[2]
+            blueprint = blueprint.apply(read_options(path, config_class, recipe, beside), layer_name=path)
         config = blueprint.make_from_argv(given, allow_hyphens=True)
         check_kinds(config)
         return config
@@ -276,44 +281,58 @@ def make_options(config_class: type[ConfigT], values: Mapping[str, object]) -> C
     return config
 
 
-def read_options(path: Path, config_class: type, recipe: str | None) -> dict[str, Any]:
-    """Options in a YAML or JSON file.
+def read_options(
+    source: str | Path | Mapping[str, object],
+    config_class: type,
+    recipe: str | None,
+    beside: type | None = None,
+) -> dict[str, Any]:
+    """Options of a class in a YAML or JSON file, or by name; those of the class `beside` it are left out.
 
     A run's ``config.json`` names its recipe, which must be `recipe`; what it records beside the options is left out.
 
     Raises:
         ValueError: If the file cannot be read, is of another recipe, or has an unknown name.
     """
-    values = _read_mapping(path)
+    values = _read_mapping(source)
     known = chz.chz_fields(config_class)
     of = values.pop("recipe", None)
     if of is None:
-        unknown = [name for name in values if name not in known]
+        classes = [config_class] if beside is None else [config_class, beside]
+        unknown = [name for name in values if not any(name in chz.chz_fields(each) for each in classes)]
         if unknown:
-            raise ValueError(f"config={path}: {unknown_option(unknown[0], config_class)}")
+            raise ValueError(f"{_named(source)}: {unknown_option(unknown[0], *classes)}")
     elif recipe is not None and of != recipe:
-        raise ValueError(f"config={path} is of the recipe {of}; run that one, or give another file")
+        raise ValueError(f"{_named(source)} is of the recipe {of}; run that one, or give another file")
     return fitting({name: value for name, value in values.items() if name in known}, config_class)
 
 
-def recipe_of(path: Path) -> str | None:
-    """The recipe that a file of options names, as a run's ``config.json`` does; `ValueError` if it cannot be read."""
-    found = _read_mapping(path).get("recipe")
+def recipe_of(source: str | Path | Mapping[str, object]) -> str | None:
+    """The recipe that options name, as a run's ``config.json`` does; `ValueError` if a file cannot be read."""
+    found = _read_mapping(source).get("recipe")
     return found if isinstance(found, str) else None
 
 
-def _read_mapping(path: Path) -> dict[str, object]:
+def _named(source: str | Path | Mapping[str, object]) -> str:
+    return "config" if isinstance(source, Mapping) else f"config={source}"
+
+
+def _read_mapping(source: str | Path | Mapping[str, object]) -> dict[str, object]:
     import yaml
 
-    try:
-        found: object = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ValueError(f"config={path} cannot be read: {' '.join(str(error).split())}") from error
-    if not isinstance(found, dict) or not all(
-        isinstance(name, str) for name in cast(dict[object, object], found)
+    found: object = source
+    if not isinstance(source, Mapping):
+        try:
+            found = yaml.safe_load(Path(source).expanduser().read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            raise ValueError(f"{_named(source)} cannot be read: {' '.join(str(error).split())}") from error
+    if not isinstance(found, Mapping) or not all(
+        isinstance(name, str) for name in cast(Mapping[object, object], found)
     ):
-        raise ValueError(f"config={path} must hold options, like 'max_steps: 20'; got {type(found).__name__}")
-    return cast(dict[str, object], found)
+        raise ValueError(
+            f"{_named(source)} must hold options, like 'max_steps: 20'; got {type(found).__name__}"
+        )
+    return dict(cast(Mapping[str, object], found))
 
 
 def fitting(values: Mapping[str, object], config_class: type) -> dict[str, Any]:

@@ -56,6 +56,55 @@ def refuse_unused(
         raise ValueError(f"{', '.join(given)} would change nothing: {why}; leave out one or the other")
 
 
+def read_criteria(text: str) -> dict[str, float]:
+    """Criteria and their weights, as an option gives them: ``{"It is short.": 1}``, or a YAML or JSON file.
+
+    A file, and what stands on the line itself, holds a mapping like this one, or a list of texts, or of ``text`` and
+    ``weight``.
+
+    Raises:
+        ValueError: If the file cannot be read, or holds anything else.
+    """
+    import yaml
+
+    is_itself = text.lstrip().startswith(("{", "["))
+    where = "criteria" if is_itself else f"criteria={text}"
+    try:
+        found: object = yaml.safe_load(
+            text if is_itself else Path(text).expanduser().read_text(encoding="utf-8")
+        )
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ValueError(f"{where} cannot be read: {' '.join(str(error).split())}") from error
+    if isinstance(found, Mapping):
+        pairs = cast("Mapping[object, object]", found).items()
+        found = [{"text": name, "weight": weight} for name, weight in pairs]
+    if not isinstance(found, list) or not found:
+        raise ValueError(
+            f'{where} must be one or more that differ, like {{"It is short.": 1}} or a list of texts; got '
+            f"{type(found).__name__ if found else 'none'}"
+        )
+    weights: dict[str, float] = {}
+    for place, row in enumerate(cast("list[object]", found), 1):
+        name, weight = _criterion(row, f"{where}: criterion {place}")
+        if name in weights:
+            raise ValueError(f"{where} holds the criterion {name!r} twice; leave one of them out")
+        weights[name] = weight
+    return weights
+
+
+def _criterion(row: object, where: str) -> tuple[str, float]:
+    fields = cast("dict[object, object]", row) if isinstance(row, dict) else {"text": row}
+    if unknown := sorted(map(str, set(fields) - {"text", "weight"})):
+        raise ValueError(f"{where} has an unknown field {unknown[0]!r}; allowed: text, weight")
+    text, weight = fields.get("text"), fields.get("weight", 1.0)
+    if not isinstance(text, str) or not isinstance(weight, int | float) or isinstance(weight, bool):
+        raise ValueError(f"{where} needs a text, and a number as weight or none; got {text!r} and {weight!r}")
+    return text.strip(), float(weight)
+
+
+CRITERIA = 'criteria and weights, like {"It is short.": 1}, or a YAML or JSON file of them'
+
+
 @chz.chz
 class JudgeConfig:
     """Options of a judge, and bounds of one behind an endpoint."""
@@ -184,7 +233,8 @@ class AskedConfig(JudgeConfig, RecipeConfig):
     )
     criteria: dict[str, float] | None = chz.field(
         default=None,
-        doc='rubric: what a solution is judged by, and weights, like {"It is short.": 1}; default: that it is right',
+        blueprint_cast=read_criteria,
+        doc=f"reward=rubric: {CRITERIA}; default: that it is right",
     )
     scorer_model: str | None = chz.field(
         default=None, doc="peer_prediction: another model that scores replies, such as a smaller one"

@@ -23,7 +23,7 @@ from viva.conversation.protocol import Protocol
 from viva.judging.comparison import Judge, JudgeError
 from viva.judging.judge import JudgeOptions
 from viva.judging.records import ConversationRecord, Criterion
-from viva.judging.rubric import CRITERION_SYSTEM_PROMPT, RIGHT, weighted_mean
+from viva.judging.rubric import CRITERION_SYSTEM_PROMPT, RIGHT, criteria_of, weighted_mean
 from viva.rewards.base import JudgedReward, JudgeTask
 from viva.rewards.solutions import Models, SolutionReward, Solutions
 
@@ -125,14 +125,7 @@ def rubric(
             model or an endpoint, which writes yes or no.
 
     Raises:
-        ValueError: If there is no criterion, they are one text instead of a list, one has no text or no weight above
-            0, or two are the same.
+        ValueError: See `viva.judging.rubric.criteria_of`.
     """
-    if criteria is None:
-        return Rubric(judge_options=judge or JudgeOptions())
-    texts = () if isinstance(criteria, str) else criteria
-    rows = texts.items() if isinstance(texts, Mapping) else [(text, 1.0) for text in texts]
-    found = tuple(Criterion(text=text.strip(), weight=float(weight)) for text, weight in rows)
-    if not found or len({each.text for each in found}) < len(found):
-        raise ValueError(f"criteria must be one or more that differ, like ['It is short.']; got {criteria!r}")
+    found = (RIGHT,) if criteria is None else criteria_of(criteria)
     return Rubric(criteria=found, judge_options=judge or JudgeOptions())

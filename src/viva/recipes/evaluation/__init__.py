@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 import chz
 
 from viva.recipes.config import QUESTION_TEMPLATE, RecipeConfig, fitting
-from viva.recipes.reward import JudgeConfig
+from viva.recipes.reward import CRITERIA, JudgeConfig, read_criteria
 
 KINDS = ("direct", "conversation", "critique", "protocol")
 
@@ -50,8 +50,10 @@ class EvalOptions(JudgeConfig, OpenedOptions):
         default=None,
         doc="who compares the answers: base, current, a model, a run, https://host/v1, or [A,B]; default: base",
     )
-    rubric: str | None = chz.field(
-        default=None, doc="YAML or JSON list of criteria, which the judge asks of every answer, too"
+    criteria: dict[str, float] | None = chz.field(
+        default=None,
+        blueprint_cast=read_criteria,
+        doc=f"the judge asks them of every answer, too: {CRITERIA}",
     )
     kinds: list[str] | None = chz.field(
         default=None,
@@ -122,7 +124,8 @@ class ScreenOptions(OpenedOptions):
     )
     criteria: dict[str, float] | None = chz.field(
         default=None,
-        doc='rubric among the rewards: criteria and weights, like {"It is short.": 1}; default: is it right',
+        blueprint_cast=read_criteria,
+        doc=f"rubric among the rewards: {CRITERIA}; default: that it is right",
     )
     conversations: int = chz.field(
         default=0, doc="problems, the first ones, that are also talked about in every kind of conversation"
@@ -138,7 +141,7 @@ class ScreenOptions(OpenedOptions):
     output: str | None = chz.field(default=None, doc="JSON file; default: a file in runs/screen")
 
 
-JUDGE_OPTIONS = ("judge", "rubric", *chz.chz_fields(JudgeConfig))
+JUDGE_OPTIONS = ("judge", "criteria", *chz.chz_fields(JudgeConfig))
 
 _NOT_THE_RECIPES = frozenset({"grader", *chz.chz_fields(OpenedOptions), *JUDGE_OPTIONS})
 """Options whose recipes' namesakes say how the run was trained, not how it is evaluated."""

@@ -397,7 +397,7 @@ async def _compare_files(name: str, other: str | None, options: EvalOptions) -> 
     against = read_evaluation(Path(other).expanduser())
     _check_comparable(evaluation.options, evaluation.prompts_digest, against)
     judged = None
-    if options.judge is not None or options.rubric is not None:
+    if options.judge is not None or options.criteria is not None:
         current = _stored_target(evaluation)
         judges = plan_judges(options, base=untrained(current), current=current)
         kept = Path(name).expanduser().with_name(ANSWERS_FILE)

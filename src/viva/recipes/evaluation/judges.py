@@ -27,7 +27,7 @@ from viva.judging.records import (
     Transcript,
     TurnRecord,
 )
-from viva.judging.rubric import read_rubric
+from viva.judging.rubric import criteria_of
 from viva.recipes.evaluation import JUDGE_OPTIONS, EvalOptions
 from viva.recipes.evaluation.plan import draws_seed, open_target
 from viva.recipes.evaluation.target import BASE, Target, find_target
@@ -56,7 +56,12 @@ class JudgePlan:
         else:
             of = self.source.summary
             where = {"model": of["model"], "checkpoint": of["checkpoint"]}
-        how = {"answers_first": True} if self.options.answers_first else {}
+        default = JudgeOptions()
+        how = {
+            name: getattr(self.options, name)
+            for name in ("system_prompt", "max_tokens", "answers_first")
+            if getattr(self.options, name) != getattr(default, name)
+        }
         return {"name": self.name, **where, "mode": self.options.mode, **how}
 
 
@@ -78,7 +83,7 @@ def plan_judges(options: EvalOptions, *, base: Target, current: Target) -> tuple
     Raises:
         ValueError: If there is no such model or run, or an option is out of range.
     """
-    _find_rubric(options)
+    _criteria(options)
     names = [BASE] if options.judge is None else _names("judge", options.judge)
     addresses = [name for name in names if is_address(name)]
     if not addresses and (given := _given(options, ENDPOINT_OPTIONS)):
@@ -140,8 +145,8 @@ def _target(name: str, *, base: Target, current: Target) -> Target:
         ) from error
 
 
-def _find_rubric(options: EvalOptions) -> tuple[Criterion, ...]:
-    return () if options.rubric is None else read_rubric(Path(options.rubric).expanduser())
+def _criteria(options: EvalOptions) -> tuple[Criterion, ...]:
+    return () if options.criteria is None else criteria_of(options.criteria)
 
 
 def refuse_judge(options: EvalOptions) -> None:
@@ -233,7 +238,7 @@ async def have_judged(
 ) -> Judgement:
     """Have every judge compare the direct answers of two policies to the same prompts."""
     first, second = evaluations
-    criteria = _find_rubric(options)
+    criteria = _criteria(options)
     pairs_P_N = paired(first.asked, second.asked)
     seed = int(first.options["seed"])
     step = int(first.target.get("next_step") or 0)
@@ -255,7 +260,7 @@ async def have_judged(
                 ]
             own = _rows(plan.name, opened.judge, judged[plan.name], step, start=len(rows))
             if criteria:
-                _add_scores(own, scores)
+                _add_scores(own, criteria, scores)
                 rubrics |= {
                     f"rubric/{plan.name}/{name}": each
                     for name, each in compare(
@@ -265,7 +270,9 @@ async def have_judged(
                     ).items()
                 }
             rows += own
-            entries.append(plan.summary)
+            entries.append(
+                plan.summary | ({} if options.criteria is None else {"criteria": options.criteria})
+            )
             if opened.usage is not None:
                 entries[-1]["usage"] = asdict(opened.usage)
                 notes.append(_usage_text(plan, opened.usage))
@@ -283,10 +290,11 @@ def _titled(begin: Begin, title: str) -> Begin:
     return lambda _, count, noun: begin(title, count, noun)
 
 
-def _add_scores(rows: list[dict[str, Any]], scores: Sequence[Scores]) -> None:
-    """Put every answer's scores into its pair's record, by agent."""
+def _add_scores(rows: list[dict[str, Any]], criteria: Sequence[Criterion], scores: Sequence[Scores]) -> None:
+    """Put the criteria, and every answer's scores by agent, into its pair's record."""
     flat = [[answer for prompt in each for answer in prompt] for each in scores]
     for row, *both in zip(rows, *flat, strict=True):
+        row["record"]["criteria"] = [asdict(each) for each in criteria]
         row["record"]["rubric"] = {
             str(agent): [score.value for score in scores_C] for agent, scores_C in enumerate(both)
         }

@@ -143,7 +143,7 @@ def make_plan(target: Target, options: EvalOptions, *, is_compared: bool) -> Eva
     check = find_check(options.grader)
     everything, source = _problems(shared, target, options)
     known = tuple(item for item in everything if item.answer is not None)
-    is_judged = is_compared and (options.judge is not None or options.rubric is not None or not known)
+    is_judged = is_compared and (options.judge is not None or options.criteria is not None or not known)
     items = tuple(everything) if is_judged else known
     if not items:
         raise ValueError(_no_answers(shared, everything, source))

@@ -3,9 +3,9 @@
 Nothing heavy is loaded here, so that ``--help`` and mistakes are told at once.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import chz
 
@@ -43,8 +43,27 @@ ANSWERING: dict[str, type[MathConfig] | type[ConversationConfig]] = {
 }
 """Recipes whose policies answer questions."""
 
+ConfigT = TypeVar("ConfigT")
+
 Planned = MathConfig | ConversationConfig
 """The configuration of a run that is planned."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Names:
+    """Names of options that were given, by whose they are; of some that is both."""
+
+    recipe: str
+    protocol: dict[str, str]
+    """The option of the recipe that says the user's own protocol, if it is one."""
+    own: frozenset[str]
+    """Of the screening."""
+    theirs: frozenset[str]
+    """Of the recipe."""
+
+    @property
+    def config_class(self) -> type[Planned]:
+        return ANSWERING[self.recipe]
 
 
 def parse_screen(argv: Sequence[str]) -> tuple[ScreenOptions, Planned | None]:
@@ -55,41 +74,57 @@ def parse_screen(argv: Sequence[str]) -> tuple[ScreenOptions, Planned | None]:
         ValueError: If there is no such recipe.
     """
     given = {option_name(text): text.partition("=")[2] for text in argv}
-    name = given.get("recipe") or _named_in(given.get("config"))
-    if name is None:
+    names = _names(given)
+    if names is None:
         return parse_options(ScreenOptions, argv), None
-    recipe, protocol = _recipe(name)
-    config_class = ANSWERING[recipe]
-    own = [text for text in argv if option_name(text) in {*chz.chz_fields(ScreenOptions), "help"}]
-    options = parse_options(ScreenOptions, own)
-    theirs = [text for text in argv if text not in own or option_name(text) in _shared(config_class)]
-    _check_names([option_name(text) for text in theirs], config_class)
-    theirs += [f"{key}={value}" for key, value in protocol.items()]
-    config = parse_options(config_class, theirs, recipe)
-    return _as_planned(options, recipe, config), config
+    theirs = [text for text in argv if option_name(text) in names.theirs]
+    theirs += [f"{key}={value}" for key, value in names.protocol.items()]
+    own = [text for text in argv if option_name(text) in names.own]
+    options = parse_options(ScreenOptions, own, beside=names.config_class)
+    config = parse_options(names.config_class, theirs, names.recipe, beside=ScreenOptions)
+    return _as_planned(options, given, names, config), config
 
 
 def screen_options(values: Mapping[str, Any]) -> tuple[ScreenOptions, Planned | None]:
     """The same from Python values, of which ``recipe`` may be a `Protocol`; `ValueError` if there is a mistake."""
-    name = values.get("recipe") or _named_in(values.get("config"))
+    names = _names(values)
+    if names is None:
+        return _made(ScreenOptions, values, None, None), None
+    theirs = {name: value for name, value in values.items() if name in names.theirs} | names.protocol
+    own = {name: value for name, value in values.items() if name in names.own}
+    options = _made(ScreenOptions, own, None, names.config_class)
+    config = _made(names.config_class, theirs, names.recipe, ScreenOptions)
+    return _as_planned(options, values, names, config), config
+
+
+def _made(
+    config_class: type[ConfigT], values: Mapping[str, Any], recipe: str | None, beside: type | None
+) -> ConfigT:
+    """Options from values, of which ``config`` may hold more."""
+    given = dict(values)
+    config = given.pop("config", None)
+    stored = {} if config is None else read_options(config, config_class, recipe, beside)
+    return make_options(config_class, stored | given)
+
+
+def _names(given: Mapping[str, Any]) -> _Names | None:
+    """Whose the given options are; ``None`` where they name no recipe. Unknown ones are refused."""
+    config = given.get("config")
+    name = given.get("recipe") or (None if config is None else recipe_of(config))
     if name is None:
-        return make_options(ScreenOptions, values), None
+        return None
     recipe, protocol = _recipe(str(name))
-    config_class = ANSWERING[recipe]
-    own = {name: value for name, value in values.items() if name in chz.chz_fields(ScreenOptions)}
-    shared = _shared(config_class)
-    theirs = {name: value for name, value in values.items() if name not in own or name in shared}
-    _check_names(theirs, config_class)
-    named = theirs.pop("config", None) or {}
-    if isinstance(named, (str, Path)):
-        named = read_options(Path(named).expanduser(), config_class, recipe)
-    config = make_options(config_class, {**named, **theirs, **protocol})
-    return _as_planned(make_options(ScreenOptions, own), recipe, config), config
-
-
-def _named_in(config: object) -> str | None:
-    """The recipe that a file of options names."""
-    return recipe_of(Path(config).expanduser()) if isinstance(config, (str, Path)) else None
+    screening, planned = chz.chz_fields(ScreenOptions).keys(), chz.chz_fields(ANSWERING[recipe]).keys()
+    for each in given:
+        if each not in {*screening, *planned, "config", "help"}:
+            raise ValueError(unknown_option(each, ANSWERING[recipe], ScreenOptions))
+    shared = _shared(ANSWERING[recipe])
+    return _Names(
+        recipe=recipe,
+        protocol=protocol,
+        own=frozenset({*screening, "config", "help"}),
+        theirs=frozenset({name for name in planned if name not in screening or name in shared} | {"config"}),
+    )
 
 
 def _recipe(name: str) -> tuple[str, dict[str, str]]:
@@ -107,20 +142,17 @@ def _shared(config_class: type[Planned]) -> set[str]:
     return (chz.chz_fields(ScreenOptions).keys() & chz.chz_fields(config_class).keys()) - {"model_name"}
 
 
-def _check_names(names: Iterable[str], config_class: type[Planned]) -> None:
-    """Refuse names of no option, of a screening or of a recipe."""
-    for name in names:
-        if name not in chz.chz_fields(config_class) and name != "config":
-            raise ValueError(unknown_option(name, config_class, ScreenOptions))
-
-
-def _as_planned(options: ScreenOptions, recipe: str, config: Planned) -> ScreenOptions:
+def _as_planned(
+    options: ScreenOptions, given: Mapping[str, Any], names: _Names, config: Planned
+) -> ScreenOptions:
     """The screening's options as those of the run that is planned, where both have them."""
     # an engine that is not given may be that of a run that is screened
     opened, default = chz.chz_fields(OpenedOptions).keys(), DEFAULTS
-    given = {
+    shared = {
         name: getattr(config, name)
-        for name in _shared(type(config))
+        for name in _shared(names.config_class)
         if name not in opened or getattr(config, name) != getattr(default, name)
     }
-    return chz.replace(options, recipe=recipe, **given)
+    # a file of options names the model that is trained, not the base of the one that is screened
+    own = {} if "model_name" in given else {"model_name": None}
+    return chz.replace(options, recipe=names.recipe, **shared, **own)
