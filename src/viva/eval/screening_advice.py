@@ -196,8 +196,10 @@ def _about_talk(kind: str, reward: str, figures: Figures) -> Advice:
 
 def _about_critics(figures: Figures) -> Advice:
     """Critics beside the judge, on the same pairs of a right and a wrong solution."""
-    readable = _value(figures, "critique/critics/readable")
+    readable = figures["critique/critics/readable"].value
     critics, judge = (figures[f"critique/{name}/pair_accuracy"] for name in ("critics", "judge"))
+    if readable is None:
+        return _note("critics", "no critique of a solution whose rightness is known could be read")
     if critics.value is None:
         return _note(
             "critics",
