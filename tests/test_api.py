@@ -232,6 +232,7 @@ def test_an_environment_of_the_cookbook_is_trained_by_name(tmp_path: Path) -> No
     assert (run.path / "adapter").is_dir()
     assert (run.path / "tokens.jsonl").is_file()
     assert run.conversations[0].turns == ()  # the environment keeps no record
+    assert set(run.conversations[0].rewards) == {0, 1}
 
 
 @pytest.mark.parametrize(
@@ -280,6 +281,103 @@ def test_a_verifier_of_ones_own_is_the_reward_of_math_efficiency(tmp_path: Path)
     assert set(asked) <= {str(row["answer"]) for row in ROWS}
     assert asked
     assert run.config["grader"] == "python:is_right"
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_rows_of_a_call_that_is_refused_or_of_an_evaluation_stand_beside_those_of_the_run(
+    finished: viva.Run,
+) -> None:
+    before = files(finished.path.parent)
+    with pytest.raises(ValueError, match="already holds a run"):
+        viva.train(
+            "critique_self_play",
+            prompts=["other"],
+            test=["another"],
+            log_path=finished.path,
+            steps=1,
+            **QUICK,
+        )
+    with pytest.raises(ValueError, match="num_samples must be 1 or more"):
+        finished.evaluate([{"query": "1 + 1?", "answer": 2}], num_samples=0)
+    finished.evaluate([{"query": "1 + 1?", "answer": 2}], kinds=["direct"], max_tokens=4)
+    after = files(finished.path.parent)
+    # what was written lists what is the run's own
+    assert {path: after[path] for path in before if not path.endswith("written.jsonl")} == {
+        path: content for path, content in before.items() if not path.endswith("written.jsonl")
+    }
+    again = finished.evaluate(kinds=["direct"], max_tokens=4)
+    assert [each.question for each in again.asked] == [row["query"] for row in ROWS[:2]]
+
+
+def test_texts_with_other_line_breaks_and_a_torn_last_line_are_read_back(tmp_path: Path) -> None:
+    rows = [row | {"query": f"{row['query']}\u2028\x85{place}"} for place, row in enumerate(ROWS)]
+    debate = talk(reward=viva.rewards.tournament(max_off_set_mass=1.0))
+    run = viva.train(debate, prompts=rows, steps=1, log_path=tmp_path / "run", **QUICK)
+    with (run.path / "transcripts.jsonl").open("a") as file:
+        file.write('{"step": 1, "gro')
+    questions = [row["query"] for row in rows]
+    assert len(run.conversations) == 2
+    assert all(each.question in questions for each in run.conversations)
+
+
+def test_values_may_be_frames_runs_paths_and_numbers_of_numpy(finished: viva.Run, tmp_path: Path) -> None:
+    import numpy as np
+    import pandas as pd
+
+    frame = pd.DataFrame([{"query": "1 + 1?", "answer": 2}, {"query": "Why?", "answer": None}])
+    quick = {name: QUICK[name] for name in ("max_tokens", "lora_rank", "learning_rate", "trackers")}
+    viva.train(
+        "math_efficiency",
+        prompts=frame[:1],
+        test=[{"query": "2 + 2?", "answer": np.int64(4)}],
+        strategies="iid",
+        group_size=2,
+        batch_size=2,
+        steps=1,
+        eval_every=0,
+        log_path=tmp_path / "run",
+        **quick,
+    )
+    (train,) = tmp_path.glob("run.train-*.jsonl")
+    (test,) = tmp_path.glob("run.test-*.jsonl")
+    assert json.loads(train.read_text()) == {"query": "1 + 1?", "answer": 2}
+    assert json.loads(test.read_text()) == {"query": "2 + 2?", "answer": 4}
+    found = finished.evaluate(
+        frame, against="base", judge=[finished, "base"], max_tokens=4, output=tmp_path / "found.json"
+    )
+    assert [each.answer for each in found.asked] == ["2", None]
+    with pytest.raises(ValueError, match="prompt 2 must be a text, or a row of texts and numbers"):
+        viva.evaluate("tiny", [{"query": "1 + 1?"}, {"query": object()}])
+
+
+def test_samples_behind_a_hint_and_second_attempts_are_conversations_of_the_run(tmp_path: Path) -> None:
+    quick = {name: QUICK[name] for name in ("max_tokens", "lora_rank", "learning_rate", "trackers")}
+    run = viva.train(
+        "math_efficiency",
+        strategies=["prompt_augmentation", "feedback"],
+        hint="Count slowly.",
+        prompts=ROWS,
+        group_size=2,
+        batch_size=4,
+        steps=1,
+        eval_every=0,
+        log_path=tmp_path / "run",
+        **quick,
+    )
+    hinted, second = run.conversations
+    assert {hinted.question, second.question} <= {row["query"] for row in ROWS}
+    assert hinted.turns[0].prompt == f"Count slowly.\n\n{hinted.question}"
+    assert [(turn.agent_id, turn.round_index) for turn in second.turns] == [(0, 0), (1, 0), (0, 1), (1, 1)]
+    assert second.turns[0].prompt == second.question
+    assert second.turns[2].prompt.startswith("Your answer is ")
+    lines = [json.loads(line) for line in (run.path / "transcripts.jsonl").read_text().splitlines()]
+    for each, line in zip((hinted, second), lines, strict=True):
+        assert each.answer == str(next(row["answer"] for row in ROWS if row["query"] == each.question))
+        assert list(each.rewards.values()) == line["rewards"]
+        assert set(each.correct) == {0, 1}
 
 
 def cells() -> list[str]:

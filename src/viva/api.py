@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from hashlib import blake2b
 from importlib import import_module
+from numbers import Integral, Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast, overload
 
 from viva.conversation.protocol import Protocol
 from viva.judging.records import ConversationRecord, Transcript
 from viva.recipes.config import make_options, read_options
 from viva.recipes.programs import RECIPES, unknown_recipe
+from viva.run.files import note_written, write_atomic
 from viva.selfplay.user_code import is_target, remember
 from viva.threads import prepare_threads
 
@@ -26,15 +29,21 @@ if TYPE_CHECKING:
     from viva.rewards.base import Grader, Reward, RewardFunction
 
 ResultT = TypeVar("ResultT")
-Prompts = str | Path | Sequence[str] | Sequence[Mapping[str, object]]
-"""A JSONL file or ``reasoning_gym:FAMILY``, questions, or rows with ``query`` (or ``question``), perhaps ``answer``."""
+Prompts: TypeAlias = "str | Path | Sequence[str] | Sequence[Mapping[str, object]] | pandas.DataFrame"
+"""A JSONL file or ``reasoning_gym:FAMILY``, questions, or rows (or a data frame) with ``query`` (or ``question``),
+perhaps ``answer``."""
 
 
 class Conversations(Sequence[ConversationRecord]):
-    """Conversations of a run, in the order they were trained on; each is read when it is asked for."""
+    """Conversations of a run, in the order they were trained on; each is read when it is asked for.
+
+    Of groups whose environment keeps no record only the rewards are known, by seat.
+    """
 
     def __init__(self, path: Path) -> None:
-        self._lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+        text = path.read_text(encoding="utf-8") if path.is_file() else ""
+        # texts may hold other line breaks, and what follows the last one was not written to its end
+        self._lines = text.split("\n")[:-1]
         self._path = path
 
     def __len__(self) -> int:
@@ -49,7 +58,10 @@ class Conversations(Sequence[ConversationRecord]):
             return [self[place] for place in range(*index.indices(len(self)))]
         place = range(len(self))[index]
         row = Transcript.parse(f"{self._path}:{place + 1}", json.loads(self._lines[place]))
-        return row.record or ConversationRecord(question="")
+        if row.record is not None:
+            return row.record
+        paid = {seat: reward for seat, reward in enumerate(row.rewards or ()) if reward is not None}
+        return ConversationRecord(question="", rewards=paid)
 
     def __iter__(self) -> Iterator[ConversationRecord]:
         return (self[place] for place in range(len(self)))
@@ -149,7 +161,7 @@ def train(
     Args:
         recipe: A name that ``viva recipes`` lists, a `Protocol`, or ``path.py:PROTOCOL``.
         model: ``tiny`` (the built-in policy, the default), a model's folder, a GGUF file, or its name on the hub.
-        prompts: To train on. Rows given here are kept beside the run, in ``<log_path>.train.jsonl``.
+        prompts: To train on. Rows given here are kept beside the run, in ``<log_path>.train-<digest>.jsonl``.
         test: To measure on while it trains.
         reward: Of a protocol: a name, one of `viva.rewards`, or a function of the `Conversation`; by default the
             protocol's own.
@@ -206,7 +218,7 @@ async def train_async(
 ) -> Run:
     """`train` where an event loop runs already, as in a notebook."""
     prepare_threads()
-    given: dict[str, Any] = dict(options)
+    given = _options(options)
     if isinstance(recipe, Protocol) or is_target(recipe):
         recipe, given["protocol"] = "protocol", remember(recipe)
     recipe = recipe.replace("-", "_")
@@ -223,9 +235,13 @@ async def train_async(
     given |= {name: value for name, value in named.items() if value is not None}
     given = {"behavior_if_exists": "raise", **named_config, **given}
     if "strategies" in given:
-        given["strategies"] = [remember(each) for each in given["strategies"]]
+        strategies = given["strategies"]
+        given["strategies"] = [
+            remember(each) for each in (strategies if isinstance(strategies, list) else [strategies])
+        ]
     log_path = make_options(config_class, given).log_path
-    given |= _prompt_options("train", prompts, log_path) | _prompt_options("test", test, log_path)
+    given |= _prompt_options("train", prompts, f"{log_path.rstrip('/')}.train")
+    given |= _prompt_options("test", test, f"{log_path.rstrip('/')}.test")
     from viva.recipes.loop import run_recipe
 
     received = await run_recipe(make_options(config_class, given))
@@ -261,18 +277,20 @@ def evaluate(
     from viva.recipes.evaluation.build import evaluate_policy
 
     prepare_threads()
-    given = dict(options)
-    name = str(policy.path if isinstance(policy, Run) else policy)
+    given = _options(options)
+    name = _named(policy)
     if against == "base":
         given["against_checkpoint"] = "base"
     elif against is not None:
-        given["against"] = str(against.path if isinstance(against, Run) else against)
-    place = name if isinstance(policy, Run) else "runs/eval/problems"
-    given |= _prompt_options("test", test, place)
+        given["against"] = _named(against)
     if callable(given.get("grader")):
         given["grader"] = remember(given["grader"])
-    if isinstance(given.get("judge"), (list, tuple)):
+    if isinstance(given.get("judge"), list):
         given["judge"] = ",".join(map(str, given["judge"]))
+    make_options(EvalOptions, given)  # mistakes are told before rows are written
+    given |= _prompt_options(
+        "test", test, f"{name}/eval/problems" if isinstance(policy, Run) else "runs/eval/problems"
+    )
     work = evaluate_policy(name, make_options(EvalOptions, given))
     text, evaluation = _run_apart(work)
     sys.stdout.write(text)
@@ -298,14 +316,14 @@ def screen(policy: str | Path | Run, task: Prompts, **options: Any) -> Screening
     from viva.recipes.evaluation.screen import screen
 
     prepare_threads()
-    name = str(policy.path if isinstance(policy, Run) else policy)
-    path = _prompt_options("train", task, "runs/screen/problems")["train_prompts_path"]
     own = ("recipe", "reward", "grader")
     given = {
         name: remember(value) if name in own and value is not None else value
-        for name, value in options.items()
+        for name, value in _options(options).items()
     }
-    return _run_apart(screen(name, path, *screen_options(given)))
+    planned = screen_options(given)
+    path = _prompt_options("train", task, "runs/screen/problems")["train_prompts_path"]
+    return _run_apart(screen(_named(policy), path, *planned))
 
 
 def _run_apart(work: Coroutine[object, None, ResultT]) -> ResultT:
@@ -314,14 +332,66 @@ def _run_apart(work: Coroutine[object, None, ResultT]) -> ResultT:
         return pool.submit(asyncio.run, work).result()
 
 
-def _prompt_options(which: str, prompts: Prompts | None, log_path: str) -> dict[str, str]:
-    """The options that say where prompts are; rows are written beside the run."""
+def _named(value: object) -> str:
+    """The name of a run, a path, or a name."""
+    return str(value.path if isinstance(value, Run) else value)
+
+
+def _options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options by name, with the names of runs and paths in their place, and lists of what may be another sequence."""
+
+    def told(value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return [told(each) for each in cast("Sequence[object]", value)]
+        return _named(value) if isinstance(value, (Run, Path)) else value
+
+    return {name: told(value) for name, value in options.items()}
+
+
+def _prompt_options(which: str, prompts: Prompts | None, place: str) -> dict[str, str]:
+    """The options that say where prompts are.
+
+    Rows are written to ``<place>-<digest>.jsonl``: other rows never stand in the place of those that a run reads.
+    """
     if prompts is None:
         return {}
     if isinstance(prompts, (str, Path)):
         return {f"{which}_prompts_path": str(prompts)}
-    rows = [{"query": prompt} if isinstance(prompt, str) else dict(prompt) for prompt in prompts]
-    path = Path(f"{log_path.rstrip('/')}.{which}.jsonl").expanduser()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows), encoding="utf-8")
+    lines = [_line(number, row) for number, row in enumerate(_rows(prompts), 1)]
+    content = "".join(f"{line}\n" for line in lines)
+    digest = blake2b(content.encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()
+    path = Path(f"{place}-{digest}.jsonl").expanduser()
+    if not path.is_file():
+        write_atomic(path, content)
+        note_written([path])
     return {f"{which}_prompts_path": str(path)}
+
+
+def _rows(prompts: Iterable[object]) -> list[object]:
+    """Questions and rows; of a data frame its rows, without what is missing in them."""
+    frames = sys.modules.get("pandas")  # who has a frame has loaded it
+    if frames is None or not isinstance(prompts, frames.DataFrame):
+        return list(prompts)
+    # whole numbers, which are floats beside missing ones
+    frame = cast("pandas.DataFrame", prompts).convert_dtypes().astype(object)
+    return [row.dropna().to_dict() for _, row in frame.iterrows()]
+
+
+def _line(number: int, row: object) -> str:
+    """A row in JSON; `ValueError` if that is none."""
+    try:
+        fields = {"query": row} if isinstance(row, str) else dict(cast("Mapping[str, object]", row))
+        return json.dumps(fields, ensure_ascii=False, default=_number)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"prompt {number} must be a text, or a row of texts and numbers; got {row!r:.200}"
+        ) from error
+
+
+def _number(value: object) -> int | float:
+    """A number of another kind, such as numpy's, as JSON has it."""
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        return float(value)
+    raise TypeError

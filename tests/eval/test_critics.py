@@ -160,4 +160,6 @@ def test_the_advice_says_who_classifies_better_or_that_nobody_can_tell():
     assert "no judge was asked" in advice([talk(good)] * 20).reason
     silent = advice([talk([(2, 0, None), (2, 1, None)], judged=right)] * 20)
     assert "cannot be told: 0 % of the critiques end in a verdict" in silent.reason
-    assert "no critique of a solution whose rightness is known" in advice([talk([], judged=right)] * 20).reason
+    assert (
+        "no critique of a solution whose rightness is known" in advice([talk([], judged=right)] * 20).reason
+    )

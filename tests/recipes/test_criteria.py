@@ -32,10 +32,12 @@ def test_every_command_takes_them(tmp_path, options):
     more = [f"log_path={tmp_path}"] if options is Config else []
     for given in (str(path), FORMS[2]):
         assert parse_options(options, [f"criteria={given}", *more]).criteria == WANTED
-    assert (
-        make_options(options, {"criteria": WANTED} | dict(each.split("=") for each in more)).criteria
-        == WANTED
-    )
+    (tmp_path / "run.yaml").write_text(f"criteria: {FORMS[1]}")
+    assert parse_options(options, [f"config={tmp_path}/run.yaml", *more]).criteria == WANTED
+    own = dict(each.split("=") for each in more)
+    for given in (WANTED, ["is polite", {"text": "is short", "weight": 2}], str(path)):
+        assert make_options(options, own | {"criteria": given}).criteria == WANTED
+    assert make_options(options, own | {"criteria": None}).criteria is None
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,10 @@ as well: name such phrases, and watch their rate, the metric ``leak``.
 """
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal, Protocol
 
 import tinker
@@ -24,8 +26,10 @@ from tinker_cookbook.rl.types import (
     ActionExtra,
     Env,
     EnvGroupBuilder,
+    Metrics,
     Observation,
     StepResult,
+    Trajectory,
     TrajectoryGroup,
 )
 
@@ -37,10 +41,11 @@ from viva.conversation.critiques import (
     shown,
 )
 from viva.conversation.protocol import View
-from viva.conversation.records import CritiqueReply
+from viva.conversation.records import Conversation, CritiqueReply, ReplyStatus, Solution, Turn
 from viva.conversation.rendering import build_prompt, read_reply
 from viva.experts.strategy import Completion, weighted_turns
 from viva.judging.judge import PolicyRef, sample
+from viva.judging.records import ConversationRecord
 
 RIGHT_FEEDBACK = "Your answer is right."
 WRONG_FEEDBACK = "Your answer is wrong. Try again."
@@ -56,7 +61,75 @@ def leak(text: str, phrases: Sequence[str]) -> dict[str, float]:
     return {"leak": float(any(phrase.casefold() in text.casefold() for phrase in phrases))}
 
 
-class PromptAugmentedEnv(ProblemEnv):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One reply to a problem, as it was asked."""
+
+    prompt: str
+    text: str
+    is_right: bool | None
+    """``None``: it is not known."""
+
+
+class AttemptedEnv(ProblemEnv):
+    """A problem that keeps what was replied to it."""
+
+    @cached_property
+    def attempts(self) -> list[Attempt]:
+        """The replies so far."""
+        return []
+
+
+def problem_record(
+    envs_G: Sequence[Env], trajectories_G: Sequence[Trajectory], rewards: Sequence[float] | None = None
+) -> dict[str, object]:
+    """The record of a group of problems, ready for JSON: every seat is an agent, and every attempt a round.
+
+    Rewards of the group, if it has any, stand for those of the environments. Only the last attempt of a seat is graded.
+    """
+    envs = {seat: env for seat, env in enumerate(envs_G) if isinstance(env, AttemptedEnv) and env.attempts}
+    if not envs:
+        return {}
+    first = next(iter(envs.values()))
+    question, answer = first.get_question(), first.get_reference_answer() or None
+    turns = tuple(
+        Turn(
+            agent_id=seat,
+            round_index=place,
+            prompt=attempt.prompt,
+            text=attempt.text,
+            response=Solution(solution=attempt.text),
+            status=ReplyStatus.OK,
+        )
+        for place in range(max(len(env.attempts) for env in envs.values()))
+        for seat, env in envs.items()
+        for attempt in env.attempts[place : place + 1]
+    )
+    talk = Conversation(
+        question=question,
+        num_agents=len(envs_G),
+        max_rounds=max(len(env.attempts) for env in envs.values()),
+        turns=turns,
+        answer=answer,
+    )
+    graded = {seat: env.attempts[-1].is_right for seat, env in envs.items()}
+    record = ConversationRecord.of(
+        talk,
+        answer=answer,
+        protocol="problem",
+        order="simultaneous",
+        rewards={
+            seat: math.fsum(each.reward for each in trajectories_G[seat].transitions)
+            if rewards is None
+            else rewards[seat]
+            for seat in envs
+        },
+        correct={seat: is_right for seat, is_right in graded.items() if is_right is not None},
+    )
+    return record.model_dump(mode="json", exclude_unset=True)
+
+
+class PromptAugmentedEnv(AttemptedEnv):
     """One question, asked behind one prefix and trained behind another.
 
     Subclasses say what the question is and how answers are checked, as for every ``ProblemEnv``. With equal prefixes it
@@ -95,12 +168,42 @@ class PromptAugmentedEnv(ProblemEnv):
         """Grade the reply; see ``ProblemEnv``."""
         result = await super().step(action, extra=extra)
         text, _ = read_reply(self.renderer, list(action))
+        self.keep(text, result.metrics)
         result.metrics |= leak(text, self.leak_phrases)
         return result
 
+    def keep(self, text: str, metrics: Metrics) -> None:
+        """Keep a reply, which is right if the metric ``correct`` says so."""
+        help_ = [] if self.sampling_convo_prefix == self.training_convo_prefix else self.sampling_convo_prefix
+        asked = [*(str(each["content"]) for each in help_), self.get_question()]
+        self.attempts.append(Attempt(prompt="\n\n".join(asked), text=text, is_right=_is_right(metrics)))
+
+
+def _is_right(metrics: Metrics) -> bool | None:
+    correct = metrics.get("correct")
+    return None if correct is None else bool(correct)
+
 
 @dataclass(kw_only=True)
-class PromptAugmentedGroupBuilder(EnvGroupBuilder):
+class _RecordedGroupBuilder(EnvGroupBuilder):
+    """A group of problems whose replies are kept for the transcript."""
+
+    _record: dict[str, object] = field(default_factory=dict[str, object], init=False, repr=False)
+
+    async def compute_group_rewards(
+        self, trajectory_group: list[Trajectory], env_group: Sequence[Env]
+    ) -> list[tuple[float, Metrics]]:
+        """Those of the environments alone; keeps what was said."""
+        self._record = problem_record(env_group, trajectory_group)
+        return await super().compute_group_rewards(trajectory_group, env_group)
+
+    def record(self) -> dict[str, object] | None:
+        """The problem and the replies of the last group, with the keys of a conversation."""
+        return self._record or None
+
+
+@dataclass(kw_only=True)
+class PromptAugmentedGroupBuilder(_RecordedGroupBuilder):
     """A group of answers to one question under extra instructions, trained without them."""
 
     env_thunk: Callable[[], PromptAugmentedEnv]
@@ -189,7 +292,7 @@ class GeneratedFeedback:
         return critiques[0].text if critiques else text
 
 
-class FeedbackEnv(ProblemEnv):
+class FeedbackEnv(AttemptedEnv):
     """Two turns at one problem. The reward is that of the second; the first is in the metric ``first_correct``.
 
     The problem says what the question is and grades both attempts; its ``convo_prefix`` stands in every context.
@@ -215,6 +318,7 @@ class FeedbackEnv(ProblemEnv):
         self.training_observations: list[tuple[Observation, Observation]] = []
         """Sampling and training context of each turn so far."""
         self._messages = [*self.convo_prefix, Message(role="user", content=problem.get_question())]
+        self._said = ""
 
     def get_question(self) -> str:
         """The problem's."""
@@ -243,10 +347,14 @@ class FeedbackEnv(ProblemEnv):
         text, ended = read_reply(self.renderer, list(action))
         if len(self.training_observations) > 1:
             result = await self.problem.step(action, extra=extra)
+            kept = Attempt(prompt=self._said, text=text, is_right=_is_right(result.metrics))
+            self.attempts.append(kept)
             result.metrics |= leak(text, self.leak_phrases)
             return result
         is_right = ended and bool(self.check_answer(text))
         said = await self.feedback(self.get_question(), text, is_right=is_right, place=self.place)
+        self._said = said
+        self.attempts.append(Attempt(prompt=self.get_question(), text=text, is_right=is_right))
         attempted = [*self._messages, Message(role="assistant", content=text)]
         observation = build_prompt(self.renderer, [*attempted, Message(role="user", content=said)])
         kept = attempted if self.train_behind == "attempt" else self._messages
@@ -262,7 +370,7 @@ class FeedbackEnv(ProblemEnv):
 
 
 @dataclass(kw_only=True)
-class FeedbackGroupBuilder(EnvGroupBuilder):
+class FeedbackGroupBuilder(_RecordedGroupBuilder):
     """A group of two-turn attempts at one problem."""
 
     env_thunk: Callable[[], ProblemEnv]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from types import NoneType, UnionType
@@ -299,8 +299,7 @@ def read_options(
     of = values.pop("recipe", None)
     if of is None:
         classes = [config_class] if beside is None else [config_class, beside]
-        unknown = [name for name in values if not any(name in chz.chz_fields(each) for each in classes)]
-        if unknown:
+        if unknown := [name for name in values if all(name not in chz.chz_fields(each) for each in classes)]:
             raise ValueError(f"{_named(source)}: {unknown_option(unknown[0], *classes)}")
     elif recipe is not None and of != recipe:
         raise ValueError(f"{_named(source)} is of the recipe {of}; run that one, or give another file")
@@ -339,14 +338,16 @@ def fitting(values: Mapping[str, object], config_class: type) -> dict[str, Any]:
     """Values with the numbers that JSON and people write differently: 1 for 1.0, and "0" for 0 as a key."""
     fields = chz.chz_fields(config_class)
     return {
-        name: _fit(value, fields[name].final_type)
+        name: _fit(value, fields[name].final_type, (fields[name].metadata or {}).get("read"))
         for name, value in values.items()
         # a run keeps the text of this file beside its path
         if name != "judge_prompt_path" or values.get("judge_prompt") is None or value is None
     }
 
 
-def _fit(value: object, kind: object) -> object:
+def _fit(value: object, kind: object, read: Callable[[object], object] | None) -> object:
+    if value is not None and read is not None:
+        return read(value)
     kinds = get_args(kind) or (kind,)
     if isinstance(value, str) and float in kinds and str not in kinds:
         try:

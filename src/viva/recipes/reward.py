@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import chz
 
@@ -56,23 +56,22 @@ def refuse_unused(
         raise ValueError(f"{', '.join(given)} would change nothing: {why}; leave out one or the other")
 
 
-def read_criteria(text: str) -> dict[str, float]:
+def read_criteria(given: object) -> dict[str, float]:
     """Criteria and their weights, as an option gives them: ``{"It is short.": 1}``, or a YAML or JSON file.
 
-    A file, and what stands on the line itself, holds a mapping like this one, or a list of texts, or of ``text`` and
-    ``weight``.
+    They are a mapping like this one, or a list of texts, or of ``text`` and ``weight``; in a text, as YAML or JSON.
 
     Raises:
         ValueError: If the file cannot be read, or holds anything else.
     """
     import yaml
 
-    is_itself = text.lstrip().startswith(("{", "["))
-    where = "criteria" if is_itself else f"criteria={text}"
+    found, where = given, "criteria"
     try:
-        found: object = yaml.safe_load(
-            text if is_itself else Path(text).expanduser().read_text(encoding="utf-8")
-        )
+        if isinstance(given, str):
+            is_file = not given.lstrip().startswith(("{", "["))
+            where = f"criteria={given}" if is_file else where
+            found = yaml.safe_load(Path(given).expanduser().read_text(encoding="utf-8") if is_file else given)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ValueError(f"{where} cannot be read: {' '.join(str(error).split())}") from error
     if isinstance(found, Mapping):
@@ -102,7 +101,14 @@ def _criterion(row: object, where: str) -> tuple[str, float]:
     return text.strip(), float(weight)
 
 
-CRITERIA = 'criteria and weights, like {"It is short.": 1}, or a YAML or JSON file of them'
+def criteria_field(when: str) -> Any:
+    """The option ``criteria``; `when` says what it does there."""
+    return chz.field(
+        default=None,
+        blueprint_cast=read_criteria,
+        metadata={"read": read_criteria},
+        doc=f'{when}: criteria and weights, like {{"It is short.": 1}}, or a YAML or JSON file of them',
+    )
 
 
 @chz.chz
@@ -231,11 +237,7 @@ class AskedConfig(JudgeConfig, RecipeConfig):
         default=0.9,
         doc="of labels read by their probabilities: invalid if anything else is more probable than this",
     )
-    criteria: dict[str, float] | None = chz.field(
-        default=None,
-        blueprint_cast=read_criteria,
-        doc=f"reward=rubric: {CRITERIA}; default: that it is right",
-    )
+    criteria: dict[str, float] | None = criteria_field("reward=rubric, by default that a solution is right")
     scorer_model: str | None = chz.field(
         default=None, doc="peer_prediction: another model that scores replies, such as a smaller one"
     )

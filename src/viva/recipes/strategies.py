@@ -41,7 +41,6 @@ from tinker_cookbook.rl.types import (
 )
 
 from viva.conversation.messages import unknown
-from viva.conversation.records import Conversation, ReplyStatus, Solution, Turn
 from viva.conversation.rendering import read_reply, system_messages
 from viva.experts.assisted import (
     FeedbackGroupBuilder,
@@ -50,13 +49,13 @@ from viva.experts.assisted import (
     PromptAugmentedGroupBuilder,
     VerifierFeedback,
     leak,
+    problem_record,
 )
 from viva.experts.conversation_expert import ConversationExpertGroupBuilder
 from viva.experts.strategy import BestOfGroupBuilder, iid
 from viva.judging.answers import is_correct
 from viva.judging.comparison import Judge
 from viva.judging.judge import PolicyRef
-from viva.judging.records import ConversationRecord
 from viva.judging.scorer import Scorer
 from viva.rewards.base import Grader
 from viva.rewards.solutions import Models, SolutionReward, Solutions
@@ -175,6 +174,7 @@ class EfficientEnv(PromptAugmentedEnv):
         is_finished = is_clean and (extra or {}).get("stop_reason", "stop") == "stop"
         graded = self.reward(text, num_tokens=len(action), is_finished=is_finished)
         self.replied = text, graded
+        self.keep(text, graded.metrics)
         return StepResult(
             reward=graded.reward if self.is_paid else 0.0,
             episode_done=True,
@@ -261,13 +261,13 @@ class _AskedProblem(ProblemGroupBuilder):
         """Rewards of the group's own reward, if it has one, beside those of the environments; keeps what was said."""
         reward = self.group_reward
         if reward is None:
-            self.kept[:] = [_record(env_group)]
+            self.kept[:] = [problem_record(env_group, trajectory_group)]
             return await super().compute_group_rewards(trajectory_group, env_group)
         asked = cast(EfficientEnv, env_group[0]).question
         group = _solutions(trajectory_group, env_group, self.seed)
         group = await reward.ask(group, asked, Models(self.judge, self.scorer, self.system_prompt))
         rewards, figures = reward.pay(group), reward.figures(group)
-        self.kept[:] = [_record(env_group, rewards) | reward.told(group)]
+        self.kept[:] = [problem_record(env_group, trajectory_group, rewards) | reward.told(group)]
         return [(reward, figures) for reward in rewards]
 
     def record(self) -> dict[str, object] | None:
@@ -288,39 +288,6 @@ def _solutions(trajectories_G: Sequence[Trajectory], env_group: Sequence[Env], s
         graded_G=None if asked[0].reward.answer is None else [graded.reward for _, graded in replied],
         seed=seed,
     )
-
-
-def _record(env_group: Sequence[Env], rewards: Sequence[float] | None = None) -> dict[str, object]:
-    asked = [env for env in env_group if isinstance(env, EfficientEnv)]
-    replies = {seat: env.replied for seat, env in enumerate(asked) if env.replied is not None}
-    question, answer = asked[0].question, asked[0].reward.answer
-    turns = tuple(
-        Turn(
-            agent_id=seat,
-            round_index=0,
-            prompt=question,
-            text=text,
-            response=Solution(solution=text),
-            status=ReplyStatus.OK,
-        )
-        for seat, (text, _) in replies.items()
-    )
-    talk = Conversation(question=question, num_agents=len(asked), max_rounds=1, turns=turns, answer=answer)
-    record = ConversationRecord.of(
-        talk,
-        answer=answer,
-        protocol="problem",
-        order="simultaneous",
-        rewards={
-            seat: graded.reward if rewards is None else rewards[seat] for seat, (_, graded) in replies.items()
-        },
-        correct={
-            seat: bool(graded.metrics["correct"])
-            for seat, (_, graded) in replies.items()
-            if "correct" in graded.metrics  # a reward of the user's may not say
-        },
-    )
-    return record.model_dump(mode="json", exclude_unset=True)
 
 
 StrategyFactory: TypeAlias = Callable[[Task], EnvGroupBuilder]

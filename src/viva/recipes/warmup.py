@@ -125,13 +125,14 @@ class Config(RecipeConfig):
         from viva.judging.judge import JudgeOptions, PolicyRef
         from viva.recipes.demonstrations import JudgeEvaluator, Pair
         from viva.recipes.loop import make_training
+        from viva.run.files import read_json_lines
         from viva.training.data import Example, ExampleDataset, PromptOrder
         from viva.training.followers import Current
 
         path = opened.folder.path / EXAMPLES
         if not path.exists():
             await _make(self, plan, opened, path)
-        kept = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        kept = list(read_json_lines(path))
         examples = tuple(Example.of(each) for each in kept if "completion" in each)
         pairs = tuple(Pair(**each["pair"]) for each in kept if "pair" in each)
         talking = PolicyRef(timeout_s=self.policy_timeout_s)

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 import chz
 
 from viva.recipes.config import QUESTION_TEMPLATE, RecipeConfig, fitting
-from viva.recipes.reward import CRITERIA, JudgeConfig, read_criteria
+from viva.recipes.reward import JudgeConfig, criteria_field
 
 KINDS = ("direct", "conversation", "critique", "protocol")
 
@@ -50,11 +50,7 @@ class EvalOptions(JudgeConfig, OpenedOptions):
         default=None,
         doc="who compares the answers: base, current, a model, a run, https://host/v1, or [A,B]; default: base",
     )
-    criteria: dict[str, float] | None = chz.field(
-        default=None,
-        blueprint_cast=read_criteria,
-        doc=f"the judge asks them of every answer, too: {CRITERIA}",
-    )
+    criteria: dict[str, float] | None = criteria_field("asked of every answer, too")
     kinds: list[str] | None = chz.field(
         default=None,
         doc="of direct, conversation, critique, protocol; default: direct, and what the run trained",
@@ -122,10 +118,8 @@ class ScreenOptions(OpenedOptions):
         default_factory=lambda: ["majority", "judge_answer", "log_probability", "shuffled"],
         doc="rewards of solutions that are held against the truth",
     )
-    criteria: dict[str, float] | None = chz.field(
-        default=None,
-        blueprint_cast=read_criteria,
-        doc=f"rubric among the rewards: {CRITERIA}; default: that it is right",
+    criteria: dict[str, float] | None = criteria_field(
+        "rubric among the rewards, by default that an answer is right"
     )
     conversations: int = chz.field(
         default=0, doc="problems, the first ones, that are also talked about in every kind of conversation"
