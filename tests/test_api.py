@@ -195,12 +195,20 @@ def test_a_tournament_needs_solutions(tmp_path: Path) -> None:
         )
 
 
-def test_a_reward_that_says_nothing_ends_the_run_with_its_mistake(tmp_path: Path) -> None:
-    quick = QUICK | {"max_retries": 0}
+def test_a_step_in_which_nothing_was_paid_ends_the_run_and_leaves_what_was_said(tmp_path: Path) -> None:
+    pay: dict[int, float] = {}
+
+    def paid(talk: viva.Conversation) -> dict[int, float]:
+        return pay
+
+    options = QUICK | {"max_retries": 0, "prompts": ROWS, "steps": 1, "log_path": tmp_path / "run"}
     with pytest.raises(RuntimeError, match="must return rewards by agent id"):
-        viva.train(
-            talk(), reward=lambda talk: {}, prompts=ROWS, steps=1, log_path=str(tmp_path / "run"), **quick
-        )
+        viva.train(talk(), reward=paid, **options)
+    said = viva.load_run(tmp_path / "run").conversations
+    assert [len(each.turns) for each in said] == [4, 4]
+    pay |= {0: 1.0, 1: 0.0}
+    run = viva.train(talk(), reward=paid, **options, behavior_if_exists="resume")
+    assert [each.rewards for each in run.conversations] == [pay, pay]
 
 
 async def test_train_says_what_to_use_in_a_notebook() -> None:

@@ -271,7 +271,7 @@ def evaluate(
         The figures of the policy; files beside it hold every answer, and the comparison.
 
     Raises:
-        ValueError: If anything is wrong with the options; nothing was sampled then.
+        ValueError: If anything is wrong with the options, and nothing was sampled; or if a judge answers nothing.
     """
     from viva.recipes.evaluation import EvalOptions
     from viva.recipes.evaluation.build import evaluate_policy

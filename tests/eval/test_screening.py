@@ -87,6 +87,12 @@ def test_a_majority_that_is_right_works_and_one_that_is_wrong_collapses():
     assert "it can lift accuracy to about 100 %" in good["majority"].reason
     few = advice([problem([1, 1, 1, 1, 1, 2, 3, 4], 1)] * 4)
     assert few["majority"].verdict == "unclear"
+    wrong = advice([problem([2, 2, 2, 2, 1, 1, 1, 3], 1)] * 4)
+    assert {wrong[name].verdict for name in ("majority", "log_probability")} == {"unclear"}
+    assert "these problems say too little about majority" in wrong["summary"].reason
+    silent = advice([problem([2, 3], 1)] * 4)
+    assert silent["log_probability"].verdict == "unclear"
+    assert silent["log_probability"].reason == "0 problems with right and wrong tries"
     assert "right on 0 % of the problems only" in bad["majority"].reason
     assert good["answers"].verdict == bad["answers"].verdict == "works"
 

@@ -235,18 +235,32 @@ def test_an_endpoint_is_asked_nothing_twice_and_its_key_is_nowhere(run, models, 
     assert all(b"very-secret" not in path.read_bytes() for path in files_below(run))
 
 
-def test_an_endpoint_that_fails_leaves_failed_comparisons_with_their_reason(run, models, prompts, capsys):
+def test_an_endpoint_that_fails_at_times_leaves_failed_comparisons_with_their_reason(
+    run, models, prompts, capsys
+):
     options = {"against": models[1], "test_prompts_path": prompts, "judge_model": "great", "seed": 6}
-    with chat_server(in_turn(Said(status=404, body=b'{"error": "no such model"}'))) as server:
+    refused = Said(status=400, body=b'{"error": "too long"}')
+    with chat_server(in_turn(completion('{"preference": "A"}'), refused)) as server:
         out, (*_, compared) = evaluate(capsys, run, judge=server.url, **options)
     figures = json.loads(compared.read_text())["figures"]
-    assert figures["judge/great/failed_rate"]["value"] == 1
-    assert "comparisons by great failed; the first: " in out
-    assert "status 404: no such model" in out
+    assert 0 < figures["judge/great/failed_rate"]["value"] < 1
+    assert "by great failed; the first: " in out
+    assert "status 400: too long" in out
     lines = compared.with_suffix(".transcripts.jsonl").read_text().splitlines()
-    told = [each for line in lines for each in json.loads(line)["record"]["comparisons"] if each["was_asked"]]
+    told = [each for line in lines for each in json.loads(line)["record"]["comparisons"] if each["failure"]]
     assert told
-    assert all(each["outcome"] == "invalid" and "no such model" in each["failure"] for each in told)
+    assert all(each["outcome"] == "invalid" and "too long" in each["failure"] for each in told)
+
+
+def test_a_judge_that_answers_nothing_gives_no_win_rate(run, models, prompts, capsys):
+    given = {"against": models[1], "test_prompts_path": prompts, "judge_model": "great", "seed": 8}
+    with chat_server(in_turn(Said(status=401, body=b'{"error": "no key"}'))) as server:
+        given["judge"] = server.url
+        status = viva.cli.main(["eval", str(run), *(f"{name}={value}" for name, value in given.items())])
+    told = " ".join(capsys.readouterr().err.split())
+    assert status == 2
+    assert "the judge great could be asked about none of" in told
+    assert "status 401: no key; judge_key_variable=NAME says which environment variable holds its key" in told
 
 
 @pytest.mark.parametrize(

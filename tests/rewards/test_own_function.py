@@ -1,8 +1,11 @@
 """A user's function as the reward: what it is shown, how its numbers are credited, and what is refused."""
 
+import inspect
 import re
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import viva
@@ -68,6 +71,20 @@ async def test_the_rewards_of_an_agents_segments_are_summed():
     assert builder.record()["rewards"] == {"0": 2.5, "1": 3.0}
 
 
+async def test_numbers_of_numpy_are_numbers():
+    _, builder = await played(lambda conversation: {0: np.float32(0.5), 1: np.int64(3)})
+    assert builder.record()["rewards"] == {"0": 0.5, "1": 3.0}
+    outcome, _ = await played(lambda conversation: {0: np.bool_(True), 1: 0.0})
+    assert "got np.True_ for agent 0" in str(outcome.void_reason)
+
+
+async def test_what_the_function_raises_says_where():
+    outcome, _ = await played(lambda conversation: {0: 1 / 0})
+    line = inspect.currentframe().f_lineno - 1
+    told = f"ZeroDivisionError: division by zero; in the reward '<lambda>', {Path(__file__).name} line {line}"
+    assert told in str(outcome.void_reason)
+
+
 @pytest.mark.parametrize(
     ("pay", "told"),
     [
@@ -76,8 +93,8 @@ async def test_the_rewards_of_an_agents_segments_are_summed():
         (None, "got None"),
         ({0: 1.0}, r"nothing for agents \[1\]; agents that finished: \[0, 1\]"),
         ({0: 1.0, 1: 2.0, 2: 0.0}, r"unknown agents \[2\]"),
-        ({0: float("nan"), 1: 0.0}, "as finite numbers; got nan for agent 0"),
-        ({0: True, 1: 0.0}, "as finite numbers; got True for agent 0"),
+        ({0: float("nan"), 1: 0.0}, r"as finite numbers \(.*\); got nan for agent 0"),
+        ({0: True, 1: 0.0}, r"of a truth value, float\(...\)\); got True for agent 0"),
         ({"fin": {0: 1.0}}, "segment 'fin', allowed: argue, final"),
         ({"final": 3}, "got 3 for segment 'final'"),
         ({"final": {7: 1.0}}, r"unknown agents \[7\]"),

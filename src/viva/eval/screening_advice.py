@@ -6,6 +6,7 @@ levels are in the functions below, each a few lines long.
 
 from collections.abc import Callable, Mapping, Sequence
 
+from viva.conversation.messages import counted
 from viva.eval.records import Figure
 from viva.eval.screening import Advice
 
@@ -122,9 +123,15 @@ def _about_reward(name: str, figures: Figures) -> Advice:
     told = f"correlation with the truth within groups {known}"
     if name == "shuffled":
         return _note("shuffled", f"{told}: the zero line")
+    mixed = figures["solved/mixed"]
+    num_mixed = round((mixed.value or 0.0) * mixed.num_problems)
+    if figure.value is None and num_mixed < FEW_PROBLEMS:
+        verdict = "fails" if not num_mixed and mixed.num_problems >= FEW_PROBLEMS else "unclear"
+        return Advice(name, verdict, f"{counted(num_mixed, 'problem')} with right and wrong tries")
     if figure.value is None:
-        return Advice(name, "fails", "it tells no answers apart, or none are right and wrong")
-    majority = _majority(figures) if name == "majority" else None
+        return Advice(name, "fails", "it tells no answers apart")
+    is_voting = name == "majority" and mixed.num_problems >= FEW_PROBLEMS
+    majority = _majority(figures) if is_voting else None
     if majority is not None and majority < MOSTLY:
         return Advice(
             name,
@@ -225,8 +232,14 @@ def _about_critics(figures: Figures) -> Advice:
 def _summary(told: Sequence[Advice], figures: Figures) -> Advice:
     works = [each.about for each in told if each.verdict == "works"]
     free = [name for name in works if name != "answers"]
+    unclear = [each.about for each in told if each.verdict == "unclear"]
     if free:
         return _note("summary", f"without known answers: {', '.join(free)} can work")
+    if unclear and not free:
+        some = "known answers can teach here; " if works else ""
+        return _note(
+            "summary", f"{some}these problems say too little about {', '.join(unclear)}: screen more"
+        )
     if works:
         return _note(
             "summary",

@@ -302,6 +302,8 @@ class ChatEndpoint:
                 return found
             reason = self._reason(status, content)
             if status in _REFUSED:
+                if status in (401, 403):
+                    reason += "; judge_key_variable=NAME says which environment variable holds its key"
                 self._refusal = reason
                 raise EndpointStoppedError(reason)
             if 0 < status < 500 and status not in _BUSY:

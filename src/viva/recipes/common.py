@@ -93,6 +93,12 @@ def resolve_model(model_name: str, revision: str | None = None) -> str:
         from viva.tiny import model_path
 
         return str(model_path())
+    if (path / "checkpoints.jsonl").is_file():
+        raise ValueError(
+            f"model_name={model_name} is a run, not a model: give the model that it trained, and with "
+            "load_checkpoint_path the weights that it saved (state_path in its checkpoints.jsonl), or train a folder "
+            "that viva export writes"
+        )
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise ValueError(

@@ -2,9 +2,12 @@
 
 import inspect
 import math
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from numbers import Real
+from pathlib import Path
 from typing import Literal, Self, TypeAlias, cast
 
 from tinker_cookbook.renderers.base import Renderer
@@ -364,10 +367,14 @@ class FunctionReward(Reward):
     name: str = "function"
 
     async def score(self, played: Played) -> Scored:
-        """Ask the function; what it raises itself passes through."""
-        found = self.function(replace(played.conversation, answer=played.answer))
-        if inspect.isawaitable(found):
-            found = await found
+        """Ask the function; what it raises itself passes through, with a note of where that was."""
+        try:
+            found = self.function(replace(played.conversation, answer=played.answer))
+            if inspect.isawaitable(found):
+                found = await found
+        except Exception as error:
+            error.add_note(f"in the reward {self.name!r}{_place_of(error)}")
+            raise
         pay = self._checked(found, played)
         if isinstance(next(iter(pay)), str):
             by_segment = cast(Mapping[str, Mapping[int, float]], pay)
@@ -391,24 +398,37 @@ class FunctionReward(Reward):
         pay = cast(Mapping[object, object], found)
         if not all(isinstance(key, str) for key in pay):
             missing = [agent_id for agent_id in played.agents if agent_id not in pay]
-            _check_agents(pay, played, what, missing)
-            return cast(Pay, pay)
+            return _numbers(pay, played, what, missing)
         known = {segment.name for round_ in played.protocol.rounds for segment in round_.segments}
-        for name, paid in pay.items():
+        by_segment: dict[str, dict[int, float]] = {}
+        for name, paid in cast(Mapping[str, object], pay).items():
             if name not in known:
                 raise ValueError(f"{what}; got segment {name!r}, allowed: {', '.join(sorted(known))}")
             if not isinstance(paid, Mapping):
                 raise ValueError(f"{what}; got {paid!r:.120} for segment {name!r}")
-            _check_agents(cast(Mapping[object, object], paid), played, what, missing=[])
-        return cast(Pay, pay)
+            by_segment[name] = _numbers(cast(Mapping[object, object], paid), played, what, missing=[])
+        return by_segment
 
 
-def _check_agents(paid: Mapping[object, object], played: Played, what: str, missing: Sequence[int]) -> None:
+def _place_of(error: BaseException) -> str:
+    """File and line of the innermost of a user's own frames behind the call; nothing where there is none."""
+    frames = traceback.extract_tb(error.__traceback__)[1:]
+    own = [each for each in frames if "site-packages" not in each.filename]
+    return f", {Path(own[-1].filename).name} line {own[-1].lineno}" if own else ""
+
+
+def _numbers(
+    paid: Mapping[object, object], played: Played, what: str, missing: Sequence[int]
+) -> dict[int, float]:
+    """Rewards by agent, of whatever kind of number, as floats."""
     agents = range(played.conversation.num_agents)
     unknown = [key for key in paid if not isinstance(key, int) or key not in agents]
     if unknown or missing:
         wrong = f"unknown agents {unknown}" if unknown else f"nothing for agents {list(missing)}"
         raise ValueError(f"{what}; got {wrong}; agents that finished: {list(played.agents)}")
     for agent_id, value in paid.items():
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-            raise ValueError(f"{what}, as finite numbers; got {value!r} for agent {agent_id}")
+        if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+            raise ValueError(
+                f"{what}, as finite numbers (of a truth value, float(...)); got {value!r} for agent {agent_id}"
+            )
+    return {agent_id: float(value) for agent_id, value in cast(Mapping[int, float], paid).items()}

@@ -171,7 +171,8 @@ def choose_checkpoint(run: RunFolder, name: str | None, *, stop_rule: StopRule |
     choices = {**named, "last": last, "best": best}
     chosen = ended_with(run, stop_rule) if name is None else choices.get(name)
     if chosen is None:
-        raise ValueError(unknown("checkpoint", str(name), ["last", "best", *named]))
+        allowed = ["last", *(["best"] if best else []), *named]
+        raise ValueError(unknown("checkpoint", str(name), allowed, also=", or base in viva eval"))
     return chosen
 
 

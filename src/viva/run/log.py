@@ -66,6 +66,10 @@ class RunLog:
         self._append("tokens.jsonl", tokens)
         self._append("metrics.jsonl", [{"step": step, **dict(sorted(metrics.items()))}])
 
+    def write_failed(self, transcripts: Iterable[Mapping[str, object]]) -> None:
+        """Append what was said in a step that could not be finished; a run that is resumed cuts it off again."""
+        self._append("transcripts.jsonl", transcripts)
+
     def metrics(self) -> list[dict[str, float]]:
         """All logged steps, in order."""
         return list(read_json_lines(self._paths["metrics.jsonl"]))

@@ -45,7 +45,11 @@ MetricSink: TypeAlias = Callable[[int, Mapping[str, float]], None]
 
 
 class AllGroupsFailedError(RuntimeError):
-    """Not one group of a batch could be played; going on would train on nothing."""
+    """Not one group of a batch could be played; going on would train on nothing. Has what was said in them."""
+
+    def __init__(self, told: str, transcripts: Sequence[Mapping[str, object]] = ()) -> None:
+        super().__init__(told)
+        self.transcripts = transcripts
 
 
 class Evaluator(Protocol):
@@ -205,8 +209,10 @@ async def train(run: Training) -> bool:
             if not run.interrupts.received or task is None:
                 raise
             task.uncancel()
-        except (AllGroupsFailedError, JudgeStoppedError, EstimatorStoppedError, PromptsChangedError):
+        except (AllGroupsFailedError, JudgeStoppedError, EstimatorStoppedError, PromptsChangedError) as error:
             await _save(run, next_step)
+            if isinstance(error, AllGroupsFailedError):  # behind the checkpoint: a resumed run cuts it off
+                run.folder.log.write_failed(error.transcripts)
             raise
         finally:
             with run.interrupts.protected():
@@ -424,15 +430,13 @@ def _report_void(run: Training, step: int, outcomes_P: Sequence[GroupOutcome], c
             f"(said once; rollout/void counts them; 'viva view {run.folder.path}' shows them, state void). Where it "
             "does not last, a higher max_retries plays them again; else fix the cause and resume.",
         )
-    unreadable = NoValidComparisonsError.__name__
-    if len(void) == len(outcomes_P) and all(
-        outcome.failures[-1].error_type != unreadable for outcome in void
-    ):
+    if len(void) == len(outcomes_P) and NoValidComparisonsError.__name__ not in kinds:
         if FloatingPointError.__name__ in kinds:  # the state before that step may be what is broken
             raise FloatingPointError(f"nothing could be played in step {step + 1}: {min(reasons.values())}")
         raise AllGroupsFailedError(
             f"all {len(void)} groups of step {step + 1} failed: {'; '.join(sorted(set(reasons.values()))[:3])}. "
-            "The state before that step is saved; fix the cause and resume."
+            "The state before that step is saved; fix the cause and resume.",
+            [transcript_row(step, *each) for each in enumerate(outcomes_P)],
         )
 
 

@@ -142,9 +142,8 @@ async def _caught(awaitable: Awaitable[_T]) -> _T | _Caught:
             raise
         return _Caught(type(error).__name__, str(error) or "the call was cancelled", {})
     except Exception as error:  # noqa: BLE001 - whatever user code or an engine raises is recorded, see above
-        return _Caught(
-            type(error).__name__, str(error), error.metrics if isinstance(error, _Measured) else {}
-        )
+        told = "; ".join([str(error), *getattr(error, "__notes__", ())])
+        return _Caught(type(error).__name__, told, error.metrics if isinstance(error, _Measured) else {})
 
 
 class _CheckingCompleter(TokenCompleter):

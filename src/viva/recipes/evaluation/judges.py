@@ -236,7 +236,12 @@ class Judgement:
 async def have_judged(
     judges: Sequence[OpenJudge], options: EvalOptions, evaluations: tuple[Evaluation, Evaluation]
 ) -> Judgement:
-    """Have every judge compare the direct answers of two policies to the same prompts."""
+    """Have every judge compare the direct answers of two policies to the same prompts.
+
+    Raises:
+        ValueError: If a judge could be asked about none of them: where others have the same words, those would be all
+            that is counted.
+    """
     first, second = evaluations
     criteria = _criteria(options)
     pairs_P_N = paired(first.asked, second.asked)
@@ -253,6 +258,7 @@ async def have_judged(
             begin = _titled(console.begin, f"judge {plan.name}")
             async with opened.engine.watched():
                 judged[plan.name] = await judge_pairs(opened.judge, pairs_P_N, seed, begin)
+                _check_asked(plan.name, judged[plan.name])
                 begin = _titled(console.begin, "rubric")
                 scores = [
                     await score_answers(opened.judge, criteria, each.asked, seed, begin)
@@ -284,6 +290,18 @@ async def have_judged(
         rows=rows,
         notes=tuple(notes),
     )
+
+
+def _check_asked(name: str, pairs_P_N: Sequence[Sequence[JudgedPair]]) -> None:
+    """Refuse to go on if every comparison that a judge was asked for failed."""
+    asked = [each for pairs in pairs_P_N for pair in pairs for each in pair.asked]
+    failures = [each.failure for each in asked if each.failure is not None]
+    if failures and len(failures) == len(asked):
+        raise ValueError(
+            f"the judge {name} could be asked about none of {counted(len(asked), 'comparison')}, so there is no win "
+            f"rate; the first failure: {failures[0]}. The answers are kept: viva eval FIRST.json against=SECOND.json "
+            "judge=... asks about them again"
+        )
 
 
 def _titled(begin: Begin, title: str) -> Begin:
