@@ -121,7 +121,7 @@ def test_a_model_of_which_all_was_trained_is_exported_whole(tmp_path, capsys) ->
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("000009", "unknown checkpoint '000009'; allowed: last, best, 000003, 000004"),
+        ("000009", "unknown checkpoint '000009'; allowed: last, 000003, 000004"),
         ("best", "Use checkpoint=last"),
     ],
 )

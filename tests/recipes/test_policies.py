@@ -206,7 +206,7 @@ def test_a_past_run_takes_part_as_the_policy_that_it_became(run):
     assert drawn[0] != drawn[1]
     assert json.loads((last / "config.json").read_text())["member_weights"]["agent_1"]
     unknown = {"agent_0": "trained", "agent_1": f"{past}@2o"}
-    with pytest.raises(ValueError, match=r"unknown checkpoint '2o'; allowed: last, best, 000002, 000003"):
+    with pytest.raises(ValueError, match=r"unknown checkpoint '2o'; allowed: last, 000002, 000003"):
         config(PreferenceConfig, policies=unknown).make_plan()
 
 

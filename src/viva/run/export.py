@@ -172,7 +172,7 @@ def choose_checkpoint(run: RunFolder, name: str | None, *, stop_rule: StopRule |
     chosen = ended_with(run, stop_rule) if name is None else choices.get(name)
     if chosen is None:
         allowed = ["last", *(["best"] if best else []), *named]
-        raise ValueError(unknown("checkpoint", str(name), allowed, also=", or base in viva eval"))
+        raise ValueError(unknown("checkpoint", str(name), allowed))
     return chosen
 
 

@@ -168,8 +168,7 @@ async def train(run: Training) -> bool:
         FloatingPointError: If a loss, gradient, logprob or metric is not a finite number, or sampler and trainer are
             farther apart than allowed. Nothing is saved.
     """
-    first_step = run.resume_from.next_step if run.resume_from else 0
-    next_step = first_step
+    next_step = first_step = run.resume_from.next_step if run.resume_from else 0
     run.folder.journal.drop_before(first_step)
     history = run.folder.log.metrics()
     console = RunConsole(
