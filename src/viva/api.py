@@ -231,6 +231,7 @@ async def train_async(
     if twice := sorted(set(named) & set(given) - {name for name, value in named.items() if value is None}):
         raise ValueError(f"{twice[0]} is given twice; leave one of them out")
     config_class = import_module(f"viva.recipes.{recipe}").Config
+    config = _options(config) if isinstance(config, Mapping) else config
     named_config = {} if config is None else read_options(config, config_class, recipe)
     given |= {name: value for name, value in named.items() if value is not None}
     given = {"behavior_if_exists": "raise", **named_config, **given}
@@ -359,7 +360,7 @@ def _prompt_options(which: str, prompts: Prompts | None, place: str) -> dict[str
         return {f"{which}_prompts_path": str(prompts)}
     lines = [_line(number, row) for number, row in enumerate(_rows(prompts), 1)]
     content = "".join(f"{line}\n" for line in lines)
-    digest = blake2b(content.encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()
+    digest = blake2b(content.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
     path = Path(f"{place}-{digest}.jsonl").expanduser()
     if not path.is_file():
         write_atomic(path, content)

@@ -102,6 +102,9 @@ def test_where_nothing_is_in_reach_no_reward_works():
     assert hard["answers"].verdict == "fails"
     assert "take easier problems" in hard["answers"].reason
     assert "no reward can work" in hard["summary"].reason
+    once = advice([problem([2, 3, 4, 5, 6, 7, 8, 1], 1)] + [problem([2, 3, 4, 5, 6, 7, 8, 9], 1)] * 40)
+    assert (once["answers"].verdict, once["log_probability"].verdict) == ("fails", "unclear")
+    assert "no reward can work" in once["summary"].reason
     easy = advice([problem([1] * 8, 1)] * 10)
     assert "take harder problems" in easy["answers"].reason
 

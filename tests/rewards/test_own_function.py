@@ -1,6 +1,7 @@
 """A user's function as the reward: what it is shown, how its numbers are credited, and what is refused."""
 
 import inspect
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,8 @@ async def test_numbers_of_numpy_are_numbers():
 
 
 async def test_what_the_function_raises_says_where():
+    read = await played(lambda conversation: json.loads("{"))
+    assert f"in the reward '<lambda>', {Path(__file__).name} line " in str(read[0].void_reason)
     outcome, _ = await played(lambda conversation: {0: 1 / 0})
     line = inspect.currentframe().f_lineno - 1
     told = f"ZeroDivisionError: division by zero; in the reward '<lambda>', {Path(__file__).name} line {line}"

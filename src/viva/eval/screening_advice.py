@@ -235,10 +235,10 @@ def _summary(told: Sequence[Advice], figures: Figures) -> Advice:
     unclear = [each.about for each in told if each.verdict == "unclear"]
     if free:
         return _note("summary", f"without known answers: {', '.join(free)} can work")
-    if unclear and not free:
-        some = "known answers can teach here; " if works else ""
+    if works and unclear:
         return _note(
-            "summary", f"{some}these problems say too little about {', '.join(unclear)}: screen more"
+            "summary",
+            f"known answers can teach here; these problems say too little about {', '.join(unclear)}",
         )
     if works:
         return _note(

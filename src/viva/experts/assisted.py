@@ -14,7 +14,6 @@ import asyncio
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Literal, Protocol
 
 import tinker
@@ -74,10 +73,8 @@ class Attempt:
 class AttemptedEnv(ProblemEnv):
     """A problem that keeps what was replied to it."""
 
-    @cached_property
-    def attempts(self) -> list[Attempt]:
-        """The replies so far."""
-        return []
+    attempts: list[Attempt]
+    """The replies so far; a subclass begins with none."""
 
 
 def problem_record(
@@ -149,6 +146,7 @@ class PromptAugmentedEnv(AttemptedEnv):
         format_coef: float = 0.1,
     ) -> None:
         super().__init__(renderer, convo_prefix=training_convo_prefix, format_coef=format_coef)
+        self.attempts = []
         self.sampling_convo_prefix = sampling_convo_prefix
         self.training_convo_prefix = training_convo_prefix
         self.leak_phrases = tuple(leak_phrases)
@@ -173,9 +171,10 @@ class PromptAugmentedEnv(AttemptedEnv):
         return result
 
     def keep(self, text: str, metrics: Metrics) -> None:
-        """Keep a reply, which is right if the metric ``correct`` says so."""
-        help_ = [] if self.sampling_convo_prefix == self.training_convo_prefix else self.sampling_convo_prefix
-        asked = [*(str(each["content"]) for each in help_), self.get_question()]
+        """Keep a reply, which is right if the metric ``correct`` says so; its prompt has the help, if there was any."""
+        is_plain = self.sampling_convo_prefix == self.training_convo_prefix
+        asked = [] if is_plain else [str(each["content"]) for each in self.sampling_convo_prefix]
+        asked.append(self.get_question())
         self.attempts.append(Attempt(prompt="\n\n".join(asked), text=text, is_right=_is_right(metrics)))
 
 
@@ -310,6 +309,7 @@ class FeedbackEnv(AttemptedEnv):
         leak_phrases: Sequence[str] = (),
     ) -> None:
         super().__init__(problem.renderer, convo_prefix=problem.convo_prefix)
+        self.attempts = []
         self.problem = problem
         self.feedback = feedback
         self.place = place

@@ -411,9 +411,9 @@ class FunctionReward(Reward):
 
 
 def _place_of(error: BaseException) -> str:
-    """File and line of the innermost of a user's own frames behind the call; nothing where there is none."""
+    """The innermost place in the function's own file; nothing where the call itself failed."""
     frames = traceback.extract_tb(error.__traceback__)[1:]
-    own = [each for each in frames if "site-packages" not in each.filename]
+    own = [each for each in frames if each.filename == frames[0].filename]
     return f", {Path(own[-1].filename).name} line {own[-1].lineno}" if own else ""
 
 

@@ -142,7 +142,7 @@ async def _caught(awaitable: Awaitable[_T]) -> _T | _Caught:
             raise
         return _Caught(type(error).__name__, str(error) or "the call was cancelled", {})
     except Exception as error:  # noqa: BLE001 - whatever user code or an engine raises is recorded, see above
-        told = "; ".join([str(error), *getattr(error, "__notes__", ())])
+        told = "; ".join(filter(None, [str(error), *getattr(error, "__notes__", ())]))
         return _Caught(type(error).__name__, told, error.metrics if isinstance(error, _Measured) else {})
 
 
