@@ -438,7 +438,10 @@ def test_every_option_is_documented_with_its_default() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["recipe=nothing"], "the cost of the recipe 'nothing' is not known"),
+        (
+            ["recipe=nothing"],
+            "unknown recipe 'nothing'; allowed: math_efficiency, conversation_preference_rl",
+        ),
         (
             ["recipe=math_efficiency", 'strategies=["mine.py:f"]'],
             "the cost of the strategy 'mine.py:f' is not known",
@@ -472,6 +475,12 @@ def test_options_of_recipe_and_command_find_their_place() -> None:
     assert (options.prompt_tokens, options.model) == (99.0, ["8b"])
     assert isinstance(config, CritiqueConfig)
     assert config.num_agents == 6
+
+
+def test_a_protocol_of_ones_own_is_counted_by_its_name() -> None:
+    name = f"{Path(__file__).parents[2]}/examples/debate.py:DEBATE"
+    _, named = parse_cost([f"recipe={name}", "num_agents=2"])
+    assert named == parse_cost(["recipe=protocol", f"protocol={name}", "num_agents=2"])[1]
 
 
 def test_an_option_of_neither_is_refused(capsys) -> None:

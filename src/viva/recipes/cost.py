@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,6 +18,7 @@ from viva.conversation.protocol import Protocol, Round
 from viva.conversation.roles import Roles
 from viva.recipes.common import resolve_batch_size
 from viva.recipes.config import RecipeConfig, option_name, parse_options
+from viva.recipes.evaluation.planned import ANSWERING, recipe_named
 from viva.recipes.math_efficiency import Config as MathConfig
 from viva.recipes.plan import at_least
 from viva.recipes.protocol import ConversationConfig, Game
@@ -48,8 +48,6 @@ from viva.scaling.hardware import (
 from viva.tiny import model_path
 from viva.training.service import cached_config
 
-_RECIPES = ("conversation_preference_rl", "critique_self_play", "math_efficiency", "protocol")
-"""Recipes that can be counted."""
 _COUNTED = frozenset(
     (
         *(
@@ -79,7 +77,7 @@ _COUNTED = frozenset(
 class CostOptions(Lengths, Assumptions):
     """Options of ``viva cost``; all others are the recipe's own."""
 
-    recipe: str = chz.field(doc="a name that 'viva recipes' lists")
+    recipe: str = chz.field(doc="a name that 'viva recipes' lists, or path.py:PROTOCOL")
     model: list[str] = chz.field(default_factory=lambda: ["8b", "70b"], doc="8b, 70b, tiny, or model folders")
     accelerators: list[int] = chz.field(default_factory=lambda: [8, 64, 512], doc="numbers of them")
     steps: int = chz.field(default=100, doc="training steps that the hours are for")
@@ -118,11 +116,8 @@ def parse_cost(argv: Sequence[str]) -> tuple[CostOptions, Any]:
     for text in argv:
         (own if option_name(text) in own_names else theirs).append(text)
     options = parse_options(CostOptions, own)
-    recipe = options.recipe.replace("-", "_")
-    if recipe not in _RECIPES:
-        raise ValueError(
-            f"the cost of the recipe {options.recipe!r} is not known; known are {', '.join(_RECIPES)}"
-        )
+    recipe, protocol = recipe_named(options.recipe)
+    theirs += [f"{name}={value}" for name, value in protocol.items()]
     for name in (*chz.chz_fields(Lengths), "chars_per_token", "steps"):
         if not 0 < getattr(options, name) < inf:
             raise ValueError(f"{name} must be above 0 and finite; got {getattr(options, name)}")
@@ -130,7 +125,7 @@ def parse_cost(argv: Sequence[str]) -> tuple[CostOptions, Any]:
         raise ValueError("model must name at least one model, like 8b; got []")
     if not options.accelerators or min(options.accelerators) < 1:
         raise ValueError(f"accelerators must be numbers of 1 or more; got {options.accelerators}")
-    config = parse_options(importlib.import_module(f"viva.recipes.{recipe}").Config, theirs)
+    config = parse_options(ANSWERING[recipe], theirs)
     at_least(config, {"lora_rank": 0})
     return _as_the_recipe_says(options, config, _names(own), _names(theirs)), config
 
@@ -171,7 +166,7 @@ def recipe_cost(config: RecipeConfig, text: Text) -> RecipeCost:
         return _conversation_cost(config, text)
     if isinstance(config, MathConfig):
         return _math_cost(config, text)
-    raise ValueError(f"the cost of {type(config).__module__} is not known; known are {', '.join(_RECIPES)}")
+    raise ValueError(f"the cost of {type(config).__module__} is not known; known are {', '.join(ANSWERING)}")
 
 
 def _conversation_cost(config: ConversationConfig, text: Text) -> RecipeCost:

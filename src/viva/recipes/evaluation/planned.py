@@ -113,7 +113,7 @@ def _names(given: Mapping[str, Any]) -> _Names | None:
     name = given.get("recipe") or (None if config is None else recipe_of(config))
     if name is None:
         return None
-    recipe, protocol = _recipe(str(name))
+    recipe, protocol = recipe_named(str(name))
     screening, planned = chz.chz_fields(ScreenOptions).keys(), chz.chz_fields(ANSWERING[recipe]).keys()
     for each in given:
         if each not in {*screening, *planned, "config", "help"}:
@@ -127,8 +127,12 @@ def _names(given: Mapping[str, Any]) -> _Names | None:
     )
 
 
-def _recipe(name: str) -> tuple[str, dict[str, str]]:
-    """The recipe's name, and the option that says the user's protocol if it is one."""
+def recipe_named(name: str) -> tuple[str, dict[str, str]]:
+    """The recipe of a run that is planned, and the option that says the user's protocol if the name is one's.
+
+    Raises:
+        ValueError: If there is no such recipe, or its policies answer no questions.
+    """
     if is_target(name):
         return "protocol", {"protocol": name}
     recipe = name.replace("-", "_")
