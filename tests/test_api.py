@@ -320,6 +320,14 @@ def test_rows_of_a_call_that_is_refused_or_of_an_evaluation_stand_beside_those_o
     assert [each.question for each in again.asked] == [row["query"] for row in ROWS[:2]]
 
 
+def test_a_run_as_the_model_is_refused_with_what_to_give(finished: viva.Run, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"is a run, not a model: give the model .* load_checkpoint_path"):
+        viva.train(
+            "critique_self_play", model=finished.path, prompts=ROWS, log_path=tmp_path / "run", steps=1
+        )
+    assert not (tmp_path / "run").exists()
+
+
 def test_texts_with_other_line_breaks_and_a_torn_last_line_are_read_back(tmp_path: Path) -> None:
     rows = [row | {"query": f"{row['query']}\u2028\x85{place}"} for place, row in enumerate(ROWS)]
     debate = talk(reward=viva.rewards.tournament(max_off_set_mass=1.0))
