@@ -238,6 +238,21 @@ def test_scores_are_counted_by_how_far_they_are_apart(tmp_path):
     ]
 
 
+def test_one_arm_less_another_is_told_by_a_command(monkeypatch, capsys):
+    def cell(arm, seed, greedy):
+        problems = {"greedy": greedy, "sampled": [50.0] * len(greedy)}
+        return {"bed": "critics-70", "arm": arm, "seed": seed, "problems": problems}
+
+    ledger = [cell("serl", seed, [100.0, 50.0 * seed]) for seed in range(3)]
+    ledger += [cell("judged", seed, [0.0, 0.0]) for seed in range(3)]
+    ledger += [cell("serl", run.THROWN_AWAY, [0.0, 0.0]), cell("judged", run.THROWN_AWAY, [100.0, 100.0])]
+    monkeypatch.setattr(run, "read_ledger", lambda: ledger)
+    run.main(["contrast", "critics-70", "serl", "judged"])
+    mean, low, high = mean_interval([50.0, 75.0, 100.0])
+    told = f"| `serl` - `judged` | 3 | 0 | {mean:+.1f} ({low:+.1f} to {high:+.1f}) |"
+    assert told in capsys.readouterr().out
+
+
 def test_groups_whose_most_frequent_answer_is_a_shortcut_are_counted_by_step(tmp_path):
     def row(step, replies, rewards, **changes):
         turns = [

@@ -11,6 +11,7 @@
                                           # runs/evidence/words-warm-r_sol_steps-0-0.0002.transcripts.jsonl
     python benchmarks/evidence/run.py scores FILE [FILE ...]       # what V know, by how far they are apart, in
                                                                    # transcripts.jsonl of runs with known answers
+    python benchmarks/evidence/run.py contrast critics-70 serl judged   # one arm less another, not corrected by Holm
     python benchmarks/evidence/run.py shortcuts FILE   # by step, how many groups of plain samples agree on a shortcut
 
 A cell is one run of an arm (`arms`) on a bed (`beds`) with a seed: training, then every test problem greedily and
@@ -271,6 +272,10 @@ def did_another_thing(argv: Sequence[str]) -> bool:
     if argv[:1] == ["scores"] and len(argv) > 1:
         sys.stdout.write(f"{scores_table(map(Path, argv[1:]))}\n")
         return True
+    if argv[:1] == ["contrast"] and len(argv) == 4:
+        own = [each for each in cells_of(bed_named(argv[1])) if each["seed"] != THROWN_AWAY]
+        sys.stdout.write(f"{contrast_table(own, [(argv[2], argv[3])])}\n")
+        return True
     if argv[:1] == ["shortcuts"] and len(argv) == 2:
         sys.stdout.write(f"{shortcut_table(Path(argv[1]))}\n")
         return True
@@ -289,7 +294,7 @@ def main(argv: Sequence[str]) -> None:
     if given:
         sys.exit(
             f"unknown option {next(iter(given))!r}; allowed: beds, arms, seeds, cells, folder, or one of the words "
-            "tables, problems, audit, transcripts, scores and shortcuts"
+            "tables, problems, audit, transcripts, scores, contrast and shortcuts"
         )
     if unknown := sorted(set(arms) - ARMS.keys()):
         sys.exit(f"unknown arm {unknown[0]!r}; allowed: {', '.join(ARMS)}")

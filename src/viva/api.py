@@ -13,6 +13,8 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast, overload
 
+import chz
+
 from viva.conversation.protocol import Protocol
 from viva.judging.records import ConversationRecord, Transcript
 from viva.recipes.config import make_options, read_options
@@ -240,15 +242,17 @@ async def train_async(
         given["strategies"] = [
             remember(each) for each in (strategies if isinstance(strategies, list) else [strategies])
         ]
-    log_path = make_options(config_class, given).log_path
-    given |= _prompt_options("train", prompts, f"{log_path.rstrip('/')}.train")
-    given |= _prompt_options("test", test, f"{log_path.rstrip('/')}.test")
+    chosen = make_options(config_class, given)
+    place = chosen.log_path.rstrip("/")
+    rows = _prompt_options("train", prompts, f"{place}.train") | _prompt_options(
+        "test", test, f"{place}.test"
+    )
     from viva.recipes.loop import run_recipe
 
-    received = await run_recipe(make_options(config_class, given))
+    received = await run_recipe(chz.replace(chosen, **rows))
     if received is not None:
         raise KeyboardInterrupt(f"stopped by {received.name}; behavior_if_exists='resume' goes on")
-    return Run(log_path)
+    return Run(chosen.log_path)
 
 
 def evaluate(
@@ -288,11 +292,9 @@ def evaluate(
         given["grader"] = remember(given["grader"])
     if isinstance(given.get("judge"), list):
         given["judge"] = ",".join(map(str, given["judge"]))
-    make_options(EvalOptions, given)  # mistakes are told before rows are written
-    given |= _prompt_options(
-        "test", test, f"{name}/eval/problems" if isinstance(policy, Run) else "runs/eval/problems"
-    )
-    work = evaluate_policy(name, make_options(EvalOptions, given))
+    chosen = make_options(EvalOptions, given)  # mistakes are told before rows are written
+    place = f"{name}/eval" if isinstance(policy, Run) else "runs/eval"
+    work = evaluate_policy(name, chz.replace(chosen, **_prompt_options("test", test, f"{place}/problems")))
     text, evaluation = _run_apart(work)
     sys.stdout.write(text)
     return evaluation
@@ -339,7 +341,7 @@ def _named(value: object) -> str:
 
 
 def _options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options by name, with the names of runs and paths in their place, and lists of what may be another sequence."""
+    """Options by name; runs and paths by theirs, and tuples as lists."""
 
     def told(value: Any) -> Any:
         if isinstance(value, (list, tuple)):

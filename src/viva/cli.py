@@ -16,7 +16,6 @@ from viva.conversation.messages import did_you_mean
 
 Command = Callable[[argparse.Namespace], int]
 ResultT = TypeVar("ResultT")
-
 _NOBODY_READS = 141  # a shell's status of a process that ends so
 
 

@@ -192,7 +192,7 @@ class _RecordedGroupBuilder(EnvGroupBuilder):
     async def compute_group_rewards(
         self, trajectory_group: list[Trajectory], env_group: Sequence[Env]
     ) -> list[tuple[float, Metrics]]:
-        """Those of the environments alone; keeps what was said."""
+        """Nothing beside the rewards of the environments; keeps what was said."""
         self._record = problem_record(env_group, trajectory_group)
         return await super().compute_group_rewards(trajectory_group, env_group)
 

@@ -67,6 +67,11 @@ def resolve_batch_size(batch_size: int | None, unit: int, name: str = "num_agent
     return batch_size
 
 
+def has_run(folder: Path) -> bool:
+    """Whether a run wrote its checkpoints or metrics into a folder."""
+    return any((folder / name).is_file() for name in ("checkpoints.jsonl", "metrics.jsonl"))
+
+
 def resolve_model(model_name: str, revision: str | None = None) -> str:
     """The name or folder the engine loads; ``tiny`` is the built-in policy, a GGUF file is unpacked into a folder.
 
@@ -93,7 +98,7 @@ def resolve_model(model_name: str, revision: str | None = None) -> str:
         from viva.tiny import model_path
 
         return str(model_path())
-    if (path / "checkpoints.jsonl").is_file():
+    if has_run(path):
         raise ValueError(
             f"model_name={model_name} is a run, not a model: give the model that it trained, and with "
             "load_checkpoint_path the weights that it saved (state_path in its checkpoints.jsonl), or train a folder "

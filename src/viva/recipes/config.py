@@ -287,7 +287,7 @@ def read_options(
     recipe: str | None,
     beside: type | None = None,
 ) -> dict[str, Any]:
-    """Options of a class in a YAML or JSON file, or by name; those of the class `beside` it are left out.
+    """The options of a class among those in a YAML or JSON file, or by name, which may hold the class `beside`'s, too.
 
     A run's ``config.json`` names its recipe, which must be `recipe`; what it records beside the options is left out.
 

@@ -4,7 +4,6 @@ Nothing heavy is loaded here, so that ``--help`` and mistakes are told at once.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import chz
@@ -49,21 +48,8 @@ Planned = MathConfig | ConversationConfig
 """The configuration of a run that is planned."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Names:
-    """Names of options that were given, by whose they are; of some that is both."""
-
-    recipe: str
-    protocol: dict[str, str]
-    """The option of the recipe that says the user's own protocol, if it is one."""
-    own: frozenset[str]
-    """Of the screening."""
-    theirs: frozenset[str]
-    """Of the recipe."""
-
-    @property
-    def config_class(self) -> type[Planned]:
-        return ANSWERING[self.recipe]
+_OWN = frozenset({*chz.chz_fields(ScreenOptions), "config", "help"})
+"""Names of options of a screening."""
 
 
 def parse_screen(argv: Sequence[str]) -> tuple[ScreenOptions, Planned | None]:
@@ -74,27 +60,31 @@ def parse_screen(argv: Sequence[str]) -> tuple[ScreenOptions, Planned | None]:
         ValueError: If there is no such recipe.
     """
     given = {option_name(text): text.partition("=")[2] for text in argv}
-    names = _names(given)
-    if names is None:
+    named = _named_recipe(given)
+    if named is None:
         return parse_options(ScreenOptions, argv), None
-    theirs = [text for text in argv if option_name(text) in names.theirs]
-    theirs += [f"{key}={value}" for key, value in names.protocol.items()]
-    own = [text for text in argv if option_name(text) in names.own]
-    options = parse_options(ScreenOptions, own, beside=names.config_class)
-    config = parse_options(names.config_class, theirs, names.recipe, beside=ScreenOptions)
-    return _as_planned(options, given, names, config), config
+    recipe, protocol = named
+    config_class = ANSWERING[recipe]
+    theirs = [text for text in argv if option_name(text) in _theirs(config_class)]
+    theirs += [f"{key}={value}" for key, value in protocol.items()]
+    own = [text for text in argv if option_name(text) in _OWN]
+    options = parse_options(ScreenOptions, own, beside=config_class)
+    config = parse_options(config_class, theirs, recipe, beside=ScreenOptions)
+    return _as_planned(options, given, recipe, config), config
 
 
 def screen_options(values: Mapping[str, Any]) -> tuple[ScreenOptions, Planned | None]:
     """The same from Python values, of which ``recipe`` may be a `Protocol`; `ValueError` if there is a mistake."""
-    names = _names(values)
-    if names is None:
+    named = _named_recipe(values)
+    if named is None:
         return _made(ScreenOptions, values, None, None), None
-    theirs = {name: value for name, value in values.items() if name in names.theirs} | names.protocol
-    own = {name: value for name, value in values.items() if name in names.own}
-    options = _made(ScreenOptions, own, None, names.config_class)
-    config = _made(names.config_class, theirs, names.recipe, ScreenOptions)
-    return _as_planned(options, values, names, config), config
+    recipe, protocol = named
+    config_class = ANSWERING[recipe]
+    theirs = {name: value for name, value in values.items() if name in _theirs(config_class)} | protocol
+    own = {name: value for name, value in values.items() if name in _OWN}
+    options = _made(ScreenOptions, own, None, config_class)
+    config = _made(config_class, theirs, recipe, ScreenOptions)
+    return _as_planned(options, values, recipe, config), config
 
 
 def _made(
@@ -107,24 +97,22 @@ def _made(
     return make_options(config_class, stored | given)
 
 
-def _names(given: Mapping[str, Any]) -> _Names | None:
-    """Whose the given options are; ``None`` where they name no recipe. Unknown ones are refused."""
+def _named_recipe(given: Mapping[str, Any]) -> tuple[str, dict[str, str]] | None:
+    """The recipe and the protocol that options name, if they name one; a name of no option is refused then."""
     config = given.get("config")
     name = given.get("recipe") or (None if config is None else recipe_of(config))
     if name is None:
         return None
     recipe, protocol = recipe_named(str(name))
-    screening, planned = chz.chz_fields(ScreenOptions).keys(), chz.chz_fields(ANSWERING[recipe]).keys()
     for each in given:
-        if each not in {*screening, *planned, "config", "help"}:
+        if each not in _OWN | _theirs(ANSWERING[recipe]):
             raise ValueError(unknown_option(each, ANSWERING[recipe], ScreenOptions))
-    shared = _shared(ANSWERING[recipe])
-    return _Names(
-        recipe=recipe,
-        protocol=protocol,
-        own=frozenset({*screening, "config", "help"}),
-        theirs=frozenset({name for name in planned if name not in screening or name in shared} | {"config"}),
-    )
+    return recipe, protocol
+
+
+def _theirs(config_class: type[Planned]) -> set[str]:
+    """Names of options of a recipe, those that a screening has, too, among them."""
+    return (chz.chz_fields(config_class).keys() - _OWN) | _shared(config_class) | {"config"}
 
 
 def recipe_named(name: str) -> tuple[str, dict[str, str]]:
@@ -147,16 +135,16 @@ def _shared(config_class: type[Planned]) -> set[str]:
 
 
 def _as_planned(
-    options: ScreenOptions, given: Mapping[str, Any], names: _Names, config: Planned
+    options: ScreenOptions, given: Mapping[str, Any], recipe: str, config: Planned
 ) -> ScreenOptions:
     """The screening's options as those of the run that is planned, where both have them."""
     # an engine that is not given may be that of a run that is screened
     opened, default = chz.chz_fields(OpenedOptions).keys(), DEFAULTS
     shared = {
         name: getattr(config, name)
-        for name in _shared(names.config_class)
+        for name in _shared(type(config))
         if name not in opened or getattr(config, name) != getattr(default, name)
     }
     # a file of options names the model that is trained, not the base of the one that is screened
     own = {} if "model_name" in given else {"model_name": None}
-    return chz.replace(options, recipe=names.recipe, **shared, **own)
+    return chz.replace(options, recipe=recipe, **shared, **own)

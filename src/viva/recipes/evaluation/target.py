@@ -13,7 +13,7 @@ from viva.engine.checkpoint import MANIFEST
 from viva.hub import split_revision
 from viva.judging.judge import SamplingClient
 from viva.model_files import check_base, model_digests
-from viva.recipes.common import located, resolve_model
+from viva.recipes.common import has_run, located, resolve_model
 from viva.run.alarms import StopRule
 from viva.run.export import choose_checkpoint, is_adapter, staged_adapter
 from viva.run.folder import RunFolder
@@ -107,9 +107,7 @@ def find_target(name: str, *, checkpoint: str | None = None, model_name: str | N
 
 
 def _is_run(path: Path) -> bool:
-    return any((path / name).is_file() for name in ("checkpoints.jsonl", "metrics.jsonl")) or (
-        "recipe" in read_config(path)
-    )
+    return has_run(path) or "recipe" in read_config(path)
 
 
 def _find_checkpoint(name: str, folder: Path, wanted: str | None, model_name: str | None) -> Target:
