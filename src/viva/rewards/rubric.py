@@ -125,7 +125,8 @@ def rubric(
             model or an endpoint, which writes yes or no.
 
     Raises:
-        ValueError: See `viva.judging.rubric.criteria_of`.
+        ValueError: If there is no criterion, they are one text instead of a list, one has no text or no weight above
+            0, or two are the same.
     """
     found = (RIGHT,) if criteria is None else criteria_of(criteria)
     return Rubric(criteria=found, judge_options=judge or JudgeOptions())
