@@ -120,11 +120,30 @@ def decode_precision(precision: str, device: torch.device) -> torch.dtype:
 def load_base_model(name: str, device: torch.device, dtype: torch.dtype) -> BaseModel:
     """Load a model and its tokenizer, and check that our decoding computes what the model computes.
 
+    Raises:
+        ValueError: As `read_base_model`, or the architecture is one the engine cannot decode.
+    """
+    base = read_base_model(name, device, dtype)
+    _check_positions(base)
+    _check_decoding(base, device)
+    reason = _why_no_trees(base, device)
+    if reason is not None:
+        warnings.warn(
+            f"Training of {type(base.module).__name__} ({name!r}) computes every datum by itself, also what several of "
+            f"them share, which is slower: {reason}. Nothing has to be done, results are the same; which "
+            "models share stands in docs/engine.md.",
+            stacklevel=2,
+        )
+    return replace(base, takes_trees=reason is None)
+
+
+def read_base_model(name: str, device: torch.device, dtype: torch.dtype) -> BaseModel:
+    """Load a model and its tokenizer without computing anything with it.
+
     Its name is a folder, or ``NAME`` or ``NAME@REVISION`` on the hub. Code from the repository is never run.
 
     Raises:
-        ValueError: The path is not a model, the hub does not give it, or the architecture is one the engine cannot
-            decode.
+        ValueError: The path is not a model, the hub does not give it, or its files do not fit one another.
     """
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
@@ -152,7 +171,8 @@ def load_base_model(name: str, device: torch.device, dtype: torch.dtype) -> Base
     module.config._attn_implementation = "eager" if has_softcap else "sdpa"
     module = module.to(device).eval().requires_grad_(False)
     vocab_size = int(module.get_output_embeddings().weight.shape[0])
-    base = BaseModel(
+    register_attention()
+    return BaseModel(
         name=name,
         module=module,
         tokenizer=tokenizer,
@@ -161,18 +181,6 @@ def load_base_model(name: str, device: torch.device, dtype: torch.dtype) -> Base
         vocab_size=vocab_size,
         digests=model_digests(name, getattr(module.config, "_commit_hash", None)),
     )
-    register_attention()
-    _check_positions(base)
-    _check_decoding(base, device)
-    reason = _why_no_trees(base, device)
-    if reason is not None:
-        warnings.warn(
-            f"Training of {type(module).__name__} ({name!r}) computes every datum by itself, also what several of them "
-            f"share, which is slower: {reason}. Nothing has to be done, results are the same; which "
-            "models share stands in docs/engine.md.",
-            stacklevel=2,
-        )
-    return replace(base, takes_trees=reason is None)
 
 
 def register_attention() -> None:

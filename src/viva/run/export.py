@@ -130,11 +130,11 @@ def merged_model(
     Raises:
         ValueError: If the state is damaged, or of another model.
     """
-    from viva.engine.model import load_base_model, output_layer, resolve_device, resolve_precision
+    from viva.engine.model import output_layer, read_base_model, resolve_device, resolve_precision
     from viva.engine.policy import stored_snapshot
 
     state = read_state(state_path)
-    base = load_base_model(model, resolve_device("cpu"), resolve_precision(precision))
+    base = read_base_model(model, resolve_device("cpu"), resolve_precision(precision))
     check_base_of(state, base.name, base.digests)
     merged = stored_snapshot(base, state.settings, state.folder).merged()
     merged.config.tie_word_embeddings = output_layer(merged).weight is merged.get_input_embeddings().weight
