@@ -18,7 +18,7 @@ import itertools
 import json
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -84,8 +84,15 @@ def levels_of(
     runs_R = [rows_of(line) for line in honest(lines, without)]
     if len(runs_R) < 3:
         raise ValueError(f"levels need 3 or more honest runs; there are {len(runs_R)}")
-    found = {name: _level(runs_R, name, own_start=own_start, chance=target / len(ALARMS)) for name in ALARMS}
+    names = counted_alarms(runs_R)
+    found = {name: _level(runs_R, name, own_start=own_start, chance=target / len(names)) for name in names}
     return {name: level for name, level in found.items() if level is not None}
+
+
+def counted_alarms(runs_R: Iterable[Rows]) -> list[str]:
+    """The alarms whose metric some run has."""
+    metrics = {name for rows in runs_R for row in rows for name in row}
+    return [name for name, alarm in ALARMS.items() if alarm.metric in metrics]
 
 
 def _level(runs_R: Sequence[Rows], name: str, *, own_start: bool, chance: float) -> Level | None:
@@ -318,12 +325,13 @@ def _lost(values: Sequence[float]) -> str:
 def _alarm_table(
     lines: Sequence[Line], rules: Sequence[Callable[[Line], Mapping[str, int]]], onset: int
 ) -> Iterator[str]:
-    yield f"| voters | runs | {' | '.join(f'`{name}`' for name in ALARMS)} |"
-    yield f"|{'---|' * (len(ALARMS) + 2)}"
+    names = counted_alarms(map(rows_of, lines))
+    yield f"| voters | runs | {' | '.join(f'`{name}`' for name in names)} |"
+    yield f"|{'---|' * (len(names) + 2)}"
     for kind in dict.fromkeys(line["kind"] for line in lines):
         runs = [line for line in lines if line["kind"] == kind]
         start = 0 if kind == "honest" else onset
-        counts = {name: [0] * len(rules) for name in ALARMS}
+        counts = {name: [0] * len(rules) for name in names}
         for line in runs:
             for place, first_of in enumerate(rules):
                 for name, step in first_of(line).items():

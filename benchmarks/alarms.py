@@ -13,6 +13,9 @@ the signs and `reward_truth_gap` of every step, and the held-out accuracy every 
 at the start and the end at temperature 0, too). With ``minutes`` it begins no new run after so many;
 a run that was interrupted goes on where it was.
 Alarms are computed from those lines by the package's own `viva.run.alarms.Watch`, so new levels need no new runs.
+Other options of the recipe need a ledger of their own: ``alarms_initial_judge.jsonl`` has runs in which the policy at
+the start judges three pairs of every conversation, too (``initial_judge_pairs=3 file=...``); `table file=...` and
+`levels file=...` read it.
 
 `levels` sets references, units and levels on all honest runs of the ledger, or on honest runs of one's own in folders;
 without ``write`` it prints those for runs without a measured reference, `viva.run.alarms.MEASURED`. `table` has false
@@ -58,6 +61,7 @@ REWARDS = (
     "r_diag",
     "majority",
     "log_probability",
+    "peer_prediction",
     "comas",
     "serl",
     "maca",

@@ -438,6 +438,17 @@ def test_tables_name_arms_and_leave_out_what_was_not_run():
     assert {arm for pair in WARM_CONTRASTS for arm in pair} <= ARMS.keys()
 
 
+def test_replies_that_name_the_answer_have_a_column_where_some_were_so_measured():
+    cells = [cell("majority", seed, [0, 100, 100]) for seed in range(3)]
+    texts = {"majority": ARMS["majority"].text}
+    assert "named" not in arm_table(cells, None, texts)
+    cells[1]["problems"] |= {"greedy_lenient": [0, 0, 75], "sampled_lenient": [100, 50, 0]}
+    titles, _, untrained, row = arm_table(cells, cell("untrained", 0, [0]), texts).splitlines()
+    assert titles.endswith("| named, T = 0 and 1 (seeds) |")
+    assert row.endswith("| 25.0, 50.0 (1) |")
+    assert len({text.count("|") for text in (titles, untrained, row)}) == 1
+
+
 def test_a_learning_rate_is_chosen_when_all_were_tried_and_only_by_the_seed_that_is_thrown_away():
     slow, fast = sorted(LEARNING_RATES)
     tried = [cell("r_sol", THROWN_AWAY, [0, 100], learning_rate=slow)]

@@ -14,6 +14,7 @@ from evidence.arms import ARMS, COMMON, CRITIQUE, PREFERENCE, TIMES_LONGER
 from evidence.beds import Bed, RealBed, WarmBed
 from viva.eval.direct import DirectSampler, ask_all
 from viva.eval.estimates import plurality
+from viva.eval.records import Asked, is_lenient
 from viva.recipes.evaluation.target import OpenPolicy, find_target, open_policy
 from viva.training.data import PromptItem
 from viva.training.sampling import Sampling
@@ -57,6 +58,8 @@ class Settings:
 def measure(policy: str, problems: list[PromptItem], *, max_tokens: int) -> dict[str, list[int]]:
     """Per cent right by problem: greedily, of eight answers at temperature 1, and of their majority.
 
+    ``..._lenient`` are those whose reply names the known answer, finished or not, marked or not.
+
     Args:
         policy: A model, or a run's adapter.
         problems: With known answers.
@@ -88,7 +91,13 @@ async def _measure(policy: str, problems: list[PromptItem], max_tokens: int) -> 
         "greedy": [100 * each.answers[0].right for each in asked[0.0]],
         "sampled": [round(100 * sum(right for _, right in each) / NUM_SAMPLES) for each in votes],
         "majority": [round(100 * plurality(each)) for each in votes],
+        "greedy_lenient": [_lenient(each) for each in asked[0.0]],
+        "sampled_lenient": [_lenient(each) for each in asked[1.0]],
     }
+
+
+def _lenient(asked: Asked) -> int:
+    return round(100 * np.mean([is_lenient(answer, asked.answer) for answer in asked.answers]))
 
 
 def converse(

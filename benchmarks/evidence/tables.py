@@ -122,10 +122,12 @@ def holm(p_values: Sequence[float]) -> list[float]:
 def arm_table(cells: Sequence[Cell], untrained: Cell | None, texts: Mapping[str, str]) -> str:
     """One row an arm: accuracy by figure, tokens, minutes."""
     titles = ["arm", "seeds", "learning rate", *FIGURES.values(), "sampled / total tokens", "minutes"]
+    has_lenient = any(map(_lenient, ([each] for each in (untrained, *cells) if each is not None)))
+    titles += ["named, T = 0 and 1 (seeds)"] * has_lenient
     rows = [titles, ["---"] * len(titles)]
     if untrained is not None:
         own = [f"{matrix([untrained], figure).mean():.1f}" for figure in FIGURES]
-        rows.append(["untrained", "", "", *own, "", ""])
+        rows.append(["untrained", "", "", *own, "", "", *[_lenient([untrained])] * has_lenient])
     for arm in texts:
         found = [cell for cell in cells if cell["arm"] == arm]
         if not found:
@@ -135,9 +137,18 @@ def arm_table(cells: Sequence[Cell], untrained: Cell | None, texts: Mapping[str,
         rates = sorted({f"{cell['learning_rate']:g}" for cell in found})
         minutes = np.mean([cell["seconds"] for cell in found]) / 60
         label = f"`{arm}`: {texts[arm]}"
-        own = [f"{tokens[0]:.0f}k / {tokens[1]:.0f}k", f"{minutes:.1f}"]
+        own = [f"{tokens[0]:.0f}k / {tokens[1]:.0f}k", f"{minutes:.1f}", *[_lenient(found)] * has_lenient]
         rows.append([label, str(len(found)), ", ".join(rates), *figures, *own])
     return _markdown(rows)
+
+
+def _lenient(cells: Sequence[Cell]) -> str:
+    """Per cent of replies that name the known answer, of the cells that were so measured; empty without any."""
+    known = [cell for cell in cells if "greedy_lenient" in cell["problems"]]
+    if not known:
+        return ""
+    greedy, sampled = (matrix(known, figure).mean() for figure in ("greedy_lenient", "sampled_lenient"))
+    return f"{greedy:.1f}, {sampled:.1f} ({len(known)})"
 
 
 def results_table(cells: Sequence[Cell], beds: Sequence[str], *, as_gains: bool = False) -> str:

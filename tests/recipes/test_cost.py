@@ -18,10 +18,12 @@ from tinker_cookbook.renderers.base import Message
 from viva.cli import main
 from viva.conversation.rendering import build_prompt
 from viva.judging.comparison import VERDICT_PREFIX
+from viva.judging.judge import JudgeOptions
 from viva.judging.rubric import CRITERION_PREFIX
 from viva.recipes.conversation_preference_rl import Config as PreferenceConfig
 from viva.recipes.cost import CostOptions, parse_cost, recipe_cost, uncounted_options
 from viva.recipes.critique_self_play import Config as CritiqueConfig
+from viva.recipes.judges import judge_of
 from viva.recipes.loop import run_recipe
 from viva.recipes.math_efficiency import Config as MathConfig
 from viva.recipes.reward import ENDPOINT_BOUNDS
@@ -172,6 +174,23 @@ def test_conversation_preference_rl_is_counted_exactly(measured, order, pattern)
     found = measured(config, talk, larger_wins)
     agrees(found, config)
     agrees_on_training(found, config, groups=2)
+
+
+@pytest.mark.parametrize(("number", "expected"), [(2, 4), (9, 6)])
+def test_pairs_that_the_policy_at_the_start_compares_are_counted_exactly(
+    measured, monkeypatch, number, expected
+) -> None:
+    def as_it_is(plan: Any, opened: Any, text: str | None) -> Any:
+        del text  # the scripted engine has no policy at the start
+        return judge_of(JudgeOptions(), plan, opened)
+
+    monkeypatch.setattr("viva.recipes.judges.initial_judge", as_it_is)
+    config = PreferenceConfig(
+        num_agents=3, max_rounds=2, batch_size=6, reward="answers", initial_judge_pairs=number
+    )
+    found = measured(config, talk, larger_wins)
+    agrees(found, config)
+    assert found["verdicts"] == 2 * expected
 
 
 def test_a_reward_without_a_judge_costs_no_comparisons(measured) -> None:

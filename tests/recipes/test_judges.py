@@ -145,6 +145,73 @@ def test_the_initial_policy_of_a_run_that_starts_from_weights_is_these(run, tmp_
     assert left_by(folder) != left_by(run(**options))
 
 
+# the policy at the start beside the judge
+
+
+def without_reference(folder: Path):
+    """What a run leaves but for what the policy at the start said and costs."""
+    metrics, transcripts, weights = left_by(folder)
+    ignored = (
+        "sign/against_initial_judge",
+        "alarm/initial_judge",
+        "judge/prompt_tokens",
+        "judge/sampled_tokens",
+    )
+    kept = [
+        {name: value for name, value in row.items() if name not in ignored and "total_tokens" not in name}
+        for row in metrics
+    ]
+    for row in transcripts:
+        row["record"].pop("initial_judge_comparisons", None)
+    return kept, transcripts, weights
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_policy_at_the_start_compares_pairs_and_changes_nothing(run, recipe):
+    watched = run(recipe, initial_judge_pairs=1)
+    assert without_reference(watched) == without_reference(run(recipe))
+    rows = [row for row in left_by(watched)[1] if not row["void"]]
+    told = [row["record"]["initial_judge_comparisons"] for row in rows]
+    orders = [sorted((each["first"], each["second"]) for each in one) for one in told]
+    assert orders == [[(0, 1), (1, 0)]] * len(rows)
+    assert len({each["score"] for one in told for each in one}) > 1
+
+
+def test_it_says_what_a_judge_says_that_stays_as_it_was(run):
+    rows = [row for row in left_by(run(judge="initial", initial_judge_pairs=5))[1] if not row["void"]]
+    for row in rows:
+        said = {(each["first"], each["second"]): each["score"] for each in row["record"]["comparisons"]}
+        told = {
+            (each["first"], each["second"]): each["score"]
+            for each in row["record"]["initial_judge_comparisons"]
+        }
+        assert told == said
+    assert left_by(run())[1] != rows
+    metrics = metrics_of(run(judge="initial", initial_judge_pairs=5))
+    assert {row.get("sign/against_initial_judge", 0.0) for row in metrics} <= {0.0, 0.5}
+
+
+@pytest.mark.parametrize("options", [{}, {"load_checkpoint_path": None}], ids=["base", "weights"])
+def test_a_resumed_run_has_the_same_policy_at_the_start(run, tmp_path, options):
+    if options:
+        options = {"load_checkpoint_path": run(judge="initial") / "state" / "weights" / "000003"}
+    options |= {"initial_judge_pairs": 1, "max_steps": 3}
+    folder = tmp_path / "run"
+    run(folder=folder, **options | {"max_steps": 1})
+    run(folder=folder, **options, behavior_if_exists="resume")
+    assert left_by(folder) == left_by(run(**options))
+
+
+def test_an_alarm_of_the_policy_at_the_start_needs_pairs():
+    for options, message in (
+        ({"stop_on": ["initial_judge"]}, "stop_on names initial_judge, which needs pairs"),
+        ({"initial_judge_pairs": -1}, "initial_judge_pairs must be 0 or more; got -1"),
+    ):
+        for kind in (PreferenceConfig, CritiqueConfig, partial(ProtocolConfig, protocol="round_robin")):
+            with pytest.raises(ValueError, match=message):
+                config(kind, **options).make_plan()
+
+
 # a judge that answers
 
 

@@ -1,5 +1,6 @@
 """Signs without answers: closed forms, indifferent to names, and each sees what it is for in simulated voters."""
 
+import itertools
 import random
 from collections.abc import Callable
 
@@ -34,6 +35,7 @@ def record(
     solutions: tuple[str, ...] = ("The answer is 1",) * 4,
     rewards: dict[int, float] | None = None,
     comparisons: tuple[ComparisonRecord, ...] = (),
+    reference: tuple[ComparisonRecord, ...] = (),
 ) -> ConversationRecord:
     said = [(agent, 0, "proposal", Solution(solution=text)) for agent, text in enumerate(solutions)]
     voted = [
@@ -45,7 +47,13 @@ def record(
         for agent, index, name, reply in [*said, *voted]
     )
     return ConversationRecord(
-        question="?", num_agents=4, max_rounds=2, turns=turns, rewards=rewards or {}, comparisons=comparisons
+        question="?",
+        num_agents=4,
+        max_rounds=2,
+        turns=turns,
+        rewards=rewards or {},
+        comparisons=comparisons,
+        initial_judge_comparisons=reference,
     )
 
 
@@ -155,6 +163,55 @@ def test_a_judges_comparisons_count_as_votes_and_flip_with_the_order() -> None:
     assert found["sign/invalid"] == pytest.approx(1 / 6)
     assert found["sign/ties"] == pytest.approx(1 / 5)
     assert found["sign/answer_votes"] == pytest.approx((1 + 1 + 0.5) / 3)
+
+
+def scored(first: int, second: int, score: float | None) -> ComparisonRecord:
+    outcome = "invalid" if score is None else "A" if score < 0 else "B" if score > 0 else "Tie"
+    return ComparisonRecord(first=first, second=second, outcome=outcome, score=score)
+
+
+def test_votes_against_the_policy_at_the_start_are_counted_by_both_orders_of_its_scores_with_ties_half() -> (
+    None
+):
+    texts = ("one 1", "two 2", "three 3", "four 4")
+    # 0 is ahead of 1 over both orders, 3 of 2 though one order says nothing; 0 and 2 are even
+    reference = (
+        *(scored(0, 1, -0.6), scored(1, 0, -0.1), scored(2, 3, 0.2), scored(3, 2, None)),
+        *(scored(0, 2, 0.3), scored(2, 0, 0.3)),
+    )
+    ballots: dict[int, list[Vote]] = {
+        0: [Preference(3, 2), Preference(2, 1)],
+        1: [Preference(2, 3), Preference(0, 2)],
+        2: [Preference(0, 1)],
+        3: [Tie(1, 0)],
+    }
+    found = signs([record(ballots, texts, reference=reference)])
+    assert found["sign/against_initial_judge"] == pytest.approx((0 + 1 + 0 + 0.5) / 4)
+    judged = (scored(1, 0, -1.0), scored(0, 1, -1.0))
+    found = signs([record({}, texts, comparisons=judged, reference=reference)])
+    assert found["sign/against_initial_judge"] == 0.5
+    assert "sign/against_initial_judge" not in signs([record({}, texts, reference=reference)])
+    assert "sign/against_initial_judge" not in signs([record(ballots, texts)])
+
+
+@given(st.permutations(list(AGENTS)), st.integers(0, 1000))
+def test_votes_turned_round_are_against_the_reference_in_what_is_left(names: list[int], seed: int) -> None:
+    rng = random.Random(seed)
+    ballots = ballots_by(lambda voter, a, b: rng.choice([Preference(a, b), Preference(b, a), Tie(a, b)]))
+    turned = {
+        voter: [
+            Preference(vote.loser, vote.winner) if isinstance(vote, Preference) else vote for vote in votes
+        ]
+        for voter, votes in ballots.items()
+    }
+    texts = tuple(f"text {agent}" for agent in AGENTS)
+    reference = tuple(
+        scored(a, b, rng.choice([-0.5, -0.2, 0.4])) for a, b in itertools.permutations(names, 2)
+    )
+    before, after = (signs([record(each, texts, reference=reference)]) for each in (ballots, turned))
+    name = "sign/against_initial_judge"
+    assert (name in before) == (name in after)
+    assert before.get(name, 0.5) + after.get(name, 0.5) == pytest.approx(1.0)
 
 
 def test_a_step_without_conversations_has_no_signs() -> None:

@@ -214,6 +214,19 @@ class Judge(ABC):
                 for first, second in orders
             )
 
+    async def some_pairs(
+        self, question: str, solutions: Mapping[int, str], number: int, seed: int
+    ) -> list[Comparison]:
+        """Comparisons of so many pairs at most, which the seed chooses, in both orders each, concurrently."""
+        rng = random.Random(seed)
+        every = pairs(sorted(solutions), TournamentPattern.ALL_PAIRS_ONE_WAY)
+        chosen = rng.sample(every, min(number, len(every)))
+        return await gather_or_cancel(
+            self.compare(question, solutions, one, other, rng.getrandbits(31))
+            for pair in chosen
+            for one, other in (pair, pair[::-1])
+        )
+
     async def for_question(self, question: str, seed: int) -> "Judge":
         """The judge of one question's solutions: this one, with its own answer if it `answers_first`.
 

@@ -16,6 +16,13 @@ from tinker_cookbook.renderers.base import Message
 from viva.conversation.messages import counted, text_table
 from viva.conversation.protocol import Protocol, Round
 from viva.conversation.roles import Roles
+from viva.judging.comparison import (
+    JUDGE_SYSTEM_PROMPT,
+    VERDICT_PREFIX,
+    TournamentPattern,
+    judge_messages,
+    pairs,
+)
 from viva.recipes.common import resolve_batch_size
 from viva.recipes.config import RecipeConfig, option_name, parse_options
 from viva.recipes.evaluation.planned import ANSWERING, recipe_named
@@ -62,7 +69,7 @@ _COUNTED = frozenset(
         ),
         *("judge", "judge_model", "judge_prices", "judge_mode", "judge_prompt", "judge_prompt_path"),
         *("judge_answers_first", "tournament_pattern", "protocol", "policies", "control", "prompts"),
-        *("reward", "criteria", "scorer_policy", "scorer_model"),
+        *("reward", "criteria", "scorer_policy", "scorer_model", "initial_judge_pairs"),
         *("preset", "reward_weights", "prior_precision", "solution_floor"),
         *("revision_votes", "votes_on_own", "ballots"),
         *("strategies", "assignment", "group_size", "hint", "feedback", "train_behind", "keep"),
@@ -170,11 +177,12 @@ def recipe_cost(config: RecipeConfig, text: Text) -> RecipeCost:
 
 
 def _conversation_cost(config: ConversationConfig, text: Text) -> RecipeCost:
-    at_least(config, {"num_agents": 2})
+    at_least(config, {"num_agents": 2, "initial_judge_pairs": 0})
     groups = resolve_batch_size(config.batch_size, config.num_agents) // config.num_agents
     game = config.game()
     roles = config.roles(game)
     calls = _game_calls(game, text, roles)
+    calls += _initial_judge_calls(config, game, text, max(call.wave for call in calls))
     told = "" if roles is None else f", {counted(len(roles.trained), 'trained policy', 'trained policies')}"
     recipe = type(config).__module__.rpartition(".")[2]
     return RecipeCost(
@@ -193,9 +201,22 @@ def _game_calls(game: Game, text: Text, roles: Roles | None = None) -> list[Call
     return calls + _asked_calls(game.reward, game.protocol, game.num_agents, text, wave)
 
 
+def _initial_judge_calls(config: ConversationConfig, game: Game, text: Text, wave: int) -> list[Call]:
+    """The calls of the policy at the start about pairs of final solutions."""
+    last, told = len(game.protocol.rounds) - 1, config.judge_text() or JUDGE_SYSTEM_PROMPT
+    chosen = pairs(range(game.num_agents), TournamentPattern.ALL_PAIRS_ONE_WAY)[: config.initial_judge_pairs]
+    keys = [(solution_key(one, last), solution_key(other, last)) for one, other in chosen]
+    return judge_calls(
+        [shown for pair in keys for shown in (pair, pair[::-1])],
+        messages=lambda question, shown, own: _texts(judge_messages(question, shown[0], shown[1], told)),
+        prefill=VERDICT_PREFIX,
+        text=text,
+        wave=wave,
+    )
+
+
 def _asked_calls(reward: Reward, protocol: Protocol, number: int, text: Text, wave: int) -> list[Call]:
     """The calls of judge and scorer about one group of so many solutions."""
-    from viva.judging.comparison import VERDICT_PREFIX, judge_messages
     from viva.judging.rubric import CRITERION_PREFIX, criterion_messages
     from viva.judging.scorer import scorer_messages
     from viva.rewards.rubric import Rubric

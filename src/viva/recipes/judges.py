@@ -12,7 +12,14 @@ from viva.hub import split_revision
 from viva.judging.comparison import JUDGE_SYSTEM_PROMPT, Judge
 from viva.judging.endpoint import ChatEndpoint
 from viva.judging.endpoint_judge import EndpointJudge
-from viva.judging.judge import POLICIES, JudgeOptions, PolicyRef, SamplingClient, check_policy
+from viva.judging.judge import (
+    POLICIES,
+    JudgeOptions,
+    PolicyRef,
+    PolicySelfComparisonJudge,
+    SamplingClient,
+    check_policy,
+)
 from viva.judging.scorer import Scorer, ScorerOptions
 from viva.recipes.common import NOBODY, OpenRun, resolve_model
 from viva.rewards.base import Reward
@@ -144,6 +151,18 @@ async def judge_of(options: JudgeOptions, plan: Plan, opened: OpenRun) -> tuple[
         policy = PolicyRef(sampling_client=client, timeout_s=plan.config.policy_timeout_s)
         return options.make(policy, other.renderer), []
     policy, followers = await policy_of(options, plan, opened)
+    return options.make(policy, opened.renderer), followers
+
+
+async def initial_judge(
+    plan: Plan, opened: OpenRun, text: str | None
+) -> tuple[PolicySelfComparisonJudge, list[Follower]]:
+    """The policy as it was at the start as a judge by label probabilities, and what gives it its weights.
+
+    `text` is what the options tell judges.
+    """
+    options = JudgeOptions(policy="initial", system_prompt=JUDGE_SYSTEM_PROMPT if text is None else text)
+    policy, followers = await policy_of(options, plan, opened, "initial_judge")
     return options.make(policy, opened.renderer), followers
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import chz
@@ -50,6 +51,8 @@ class Game:
         scorer: Scorer | None = None,
         voter_policy: PolicyRef | None = None,
         roles: Roles | None = None,
+        initial_judge: Judge | None = None,
+        initial_judge_pairs: int = 0,
     ) -> BuilderFactory:
         """Makes the conversation about a prompt, for a seed.
 
@@ -60,6 +63,8 @@ class Game:
             scorer: Where the reward asks for one.
             voter_policy: The policy that votes by label probabilities, where the protocol has such votes.
             roles: The policies that talk, if there are several.
+            initial_judge: The policy as it was at the start, where it is to compare final solutions, too.
+            initial_judge_pairs: So many pairs of them.
         """
         from viva.judging.judge import PolicySelfComparisonJudge
         from viva.selfplay.group import MultiAgentConversationEnvGroupBuilder
@@ -76,6 +81,8 @@ class Game:
             scorer=scorer,
             voter=voter,
             roles=roles,
+            initial_judge=initial_judge,
+            initial_judge_pairs=initial_judge_pairs,
             answer=item.answer,
             grader=grader,
             num_agents=self.num_agents,
@@ -120,10 +127,21 @@ class ConversationConfig(AskedConfig):
         doc="JSON file with what alarms compare with (benchmarks/alarms.py); default: the run's own steps before",
     )
 
+    initial_judge_pairs: int = chz.field(
+        default=0,
+        doc="pairs of a conversation's final solutions that the policy at the start judges, too, for the alarm "
+        "initial_judge",
+    )
+
     def stop_rule(self) -> StopRule | None:
         """The rule that ends the run early; `ValueError` if it could never end one, or always would."""
         from viva.run.alarms import StopRule
 
+        if "initial_judge" in (self.stop_on or ()) and not self.initial_judge_pairs:
+            raise ValueError(
+                "stop_on names initial_judge, which needs pairs that the policy at the start judges, too; give "
+                "initial_judge_pairs=3, or another number above 0"
+            )
         return StopRule.of({"stop_at": self.stop_at, "stop_on": self.stop_on})
 
     def levels(self) -> Mapping[str, Level]:
@@ -178,9 +196,10 @@ class ConversationConfig(AskedConfig):
     async def build_training(self, plan: Plan, opened: OpenRun) -> Training:
         """The loop's parts for an open run."""
         from viva.judging.judge import PolicyRef
-        from viva.recipes.judges import asked_by
+        from viva.recipes.judges import asked_by, initial_judge
         from viva.recipes.loop import direct_evaluators, make_training
         from viva.recipes.policies import MemberEvaluator, judging_member, open_members
+        from viva.training.data import PromptDataset
         from viva.training.followers import Current
 
         game, talking = self.game(), PolicyRef(timeout_s=plan.config.policy_timeout_s)
@@ -196,12 +215,25 @@ class ConversationConfig(AskedConfig):
                 for evaluator in direct_evaluators(plan, opened)
             ]
         judge, scorer, followers = await asked_by(game.reward, plan, judged)
+        factory = partial(
+            game.factory,
+            opened.renderer,
+            plan.grader,
+            judge=judge,
+            scorer=scorer,
+            voter_policy=talking,
+            roles=roles,
+        )
+        trained = factory()
+        if self.initial_judge_pairs:
+            unchanging, more = await initial_judge(plan, judged, self.judge_text())
+            trained = factory(initial_judge=unchanging, initial_judge_pairs=self.initial_judge_pairs)
+            followers = [*followers, *more]
         training = await make_training(
             plan,
             opened,
-            game.factory(
-                opened.renderer, plan.grader, judge=judge, scorer=scorer, voter_policy=talking, roles=roles
-            ),
+            factory(),
+            dataset=PromptDataset(order=plan.order, make_builder=trained),
             followers=[
                 Current(each.policy, judging) if isinstance(each, Current) else each
                 for each in (*followers, Current(talking))
@@ -234,9 +266,10 @@ class ConversationConfig(AskedConfig):
     def make_plan(self) -> Plan:
         """Check all options and load the prompts; conversations that need a partner have one."""
         from viva.recipes.judges import with_checked_judge
-        from viva.recipes.plan import plan_run
+        from viva.recipes.plan import at_least, plan_run
 
         game = self.game()
+        at_least(self, {"initial_judge_pairs": 0})
         self.stop_rule()
         levels, record = self.levels(), self.record()
         if self.alarm_levels is not None:

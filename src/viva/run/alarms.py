@@ -63,6 +63,11 @@ ALARMS: Mapping[str, Alarm] = {
         side="up",
         text=f"some agents vote for each other beyond what the others' votes explain; {_LOOK}",
     ),
+    "initial_judge": Alarm(
+        metric="sign/against_initial_judge",
+        side="up",
+        text=f"votes contradict the policy as it was at the start more than they did; {_LOOK}",
+    ),
     "order_flips": Alarm(
         metric="sign/order_flips",
         side="both",
@@ -122,6 +127,7 @@ MEASURED: Mapping[str, Level] = {
         ("answer_votes", 0.247, 6.31),
         ("against_majority", 0.197, 6.31),
         ("mutual_votes", 0.0452, 6.68),
+        ("initial_judge", 0.427, 6.29),
         ("order_flips", 0.294, 7.62),
         ("length_votes", 0.47, 6.31),
         ("length_pay", 1.34, 6.31),

@@ -266,6 +266,10 @@ class MultiAgentConversationEnvGroupBuilder(EnvGroupBuilder):
     """The policy that talks, in mode ``logprob``, where the protocol has votes without words."""
     roles: Roles | None = None
     """The policies that talk, if there are several."""
+    initial_judge: Judge | None = None
+    """The policy as it was at the start: it compares final solutions, too, for `viva.training.signs` alone."""
+    initial_judge_pairs: int = 0
+    """Pairs that it compares, in both orders."""
     answer: str | None = None
     """The known answer, if there is one; with a grader, metrics tell who is right."""
     grader: Grader | None = None
@@ -367,6 +371,11 @@ class MultiAgentConversationEnvGroupBuilder(EnvGroupBuilder):
             )
         )
         self._credit = scored.credit
+        if self.initial_judge is not None:
+            compared = await self.initial_judge.some_pairs(
+                self.question, conversation.final_solutions, self.initial_judge_pairs, self.seed
+            )
+            self._record["initial_judge_comparisons"] = [asdict(each) for each in compared]
         return [
             (
                 scored.rewards.get((env.agent_id, env.lane), 0.0),

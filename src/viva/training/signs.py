@@ -8,6 +8,8 @@ pooled: those of ballots, and those of a judge's comparisons.
   wherever the majority is right more often than not.
 - ``sign/against_majority``: of the votes on pairs that the other voters decide, the share against them, ties half.
 - ``sign/mutual_votes``: do voters favour those who favour them? See `viva.judging.ballots.mutual_votes`.
+- ``sign/against_initial_judge``: of the votes on pairs of final solutions that the policy at the start judged, too
+  (``initial_judge_pairs``), the share against its scores of both orders together, ties half.
 - ``sign/order_flips``: of the pairs that were judged in both orders, the share whose winner changes with the order.
 - ``sign/length_votes``: of the votes between solutions of different length, the share for the longer; ties count half.
 - ``sign/length_pay``: Spearman's correlation of reward and length of the final solution, mean over conversations.
@@ -22,6 +24,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import TypeAlias
 
 from viva.conversation.records import Conversation, Solution
 from viva.judging.answers import answer_key
@@ -40,10 +43,14 @@ from viva.judging.comparison import Outcome, label_comparisons, pair_flips, rank
 from viva.judging.ranking import LabelBallot, RankingReply
 from viva.judging.records import ComparisonRecord, ConversationRecord
 
+_TextVote: TypeAlias = tuple[str, str, float]
+"""Two solutions and the share of a vote for the first: 1, or 0.5 for a tie."""
+
 SIGNS = (
     "answer_votes",
     "against_majority",
     "mutual_votes",
+    "against_initial_judge",
     "order_flips",
     "length_votes",
     "length_pay",
@@ -59,16 +66,21 @@ def signs(records: Iterable[ConversationRecord]) -> dict[str, float]:
     counted: dict[str, list[float]] = {name: [] for name in SIGNS}
     for record in known:
         conversation = record.conversation()
+        votes: list[_TextVote] = []
         for segment, ballots in ballots_by_segment(conversation).items():
             answers = [
                 turn.response
                 for turn in conversation.turns
                 if turn.segment == segment and isinstance(turn.response, LabelBallot)
             ]
-            _count_ballots(counted, ballots, texts_before(conversation, segment), by_voters=not answers)
+            texts = texts_before(conversation, segment)
+            votes += _count_ballots(counted, ballots, texts, by_voters=not answers)
             for comparisons in label_comparisons(answers):
                 counted["order_flips"] += pair_flips(comparisons)
-        _count_comparisons(counted, record.comparisons, conversation)
+        votes += _count_comparisons(counted, record.comparisons, conversation)
+        counted["against_initial_judge"] += _against_initial_judge(
+            votes, record.initial_judge_comparisons, conversation.final_solutions
+        )
         lengths = {agent_id: float(len(text)) for agent_id, text in conversation.final_solutions.items()}
         pay = {agent_id: reward for agent_id, reward in record.rewards.items() if agent_id in lengths}
         if len(pay) > 1 and (found := rank_correlation(pay, lengths)) is not None:
@@ -101,12 +113,12 @@ def texts_before(conversation: Conversation, segment: str) -> dict[Item, str]:
 
 def _count_ballots(
     counted: dict[str, list[float]], ballots: Ballots, texts: Mapping[Item, str], *, by_voters: bool
-) -> None:
-    """Add what the ballots of one round show; with ``by_voters``, half of them saw each order."""
+) -> list[_TextVote]:
+    """Add what the ballots of one round show; their votes. With ``by_voters``, half of them saw each order."""
     counted["invalid"] += [float(not votes) for votes in ballots.values()]
     votes = [vote for own in ballots.values() for vote in own]
     judged = {item: texts[item] for vote in votes for item in sides_of(vote) if item in texts}
-    _count_votes(counted, votes, texts, _common(judged))
+    seen = _count_votes(counted, votes, texts, _common(judged))
     kept = {voter: votes for voter, votes in ballots.items() if votes}
     agreed = agreement(kept, leave_one_out=True)
     counted["against_majority"] += [1 - share for share in agreed.values() if share is not None]
@@ -119,12 +131,14 @@ def _count_ballots(
     }
     if (found := mutual_votes(about_voters)) is not None:
         counted["mutual_votes"].append(found)
+    return seen
 
 
 def _count_comparisons(
     counted: dict[str, list[float]], comparisons: Sequence[ComparisonRecord], conversation: Conversation
-) -> None:
-    """Add what a judge's comparisons show."""
+) -> list[_TextVote]:
+    """Add what a judge's comparisons show; their votes."""
+    seen: list[_TextVote] = []
     first, final = conversation.first_solutions, conversation.final_solutions
     common = _common({**final})
     winners: dict[tuple[Item, Item], Item | None] = {}
@@ -143,11 +157,12 @@ def _count_comparisons(
         if each.outcome != Outcome.TIE:
             vote = Preference(*(sides if each.outcome == Outcome.A else sides[::-1]))
         winners[sides] = vote.winner if isinstance(vote, Preference) else None
-        _count_votes(counted, [vote], texts, common if each.agent_id is None else ())
+        seen += _count_votes(counted, [vote], texts, common if each.agent_id is None else ())
     for (one, other), winner in winners.items():
         if str(one) < str(other) and (other, one) in winners:
             turned = winners[other, one]
             counted["order_flips"].append(float(winner != turned and None not in (winner, turned)))
+    return seen
 
 
 def _count_votes(
@@ -155,19 +170,40 @@ def _count_votes(
     votes: Sequence[Vote],
     texts: Mapping[Item, str],
     common: Collection[Item],
-) -> None:
-    """Add what votes show about texts, of which the common ones have the answer that most have."""
+) -> list[_TextVote]:
+    """Add what votes show about texts, of which the common ones have the answer that most have; votes on texts."""
+    seen: list[_TextVote] = []
     counted["ties"] += [float(isinstance(vote, Tie)) for vote in votes]
     for vote in votes:
         one, other = sides_of(vote)
         if one not in texts or other not in texts:
             continue
         share = 0.5 if isinstance(vote, Tie) else 1.0
+        seen.append((texts[one], texts[other], share))
         if len(texts[one]) != len(texts[other]):
             is_longer = len(texts[one]) > len(texts[other])
             counted["length_votes"].append(share if is_longer else 1.0 - share)
         if (one in common) != (other in common):
             counted["answer_votes"].append(share if one in common else 1.0 - share)
+    return seen
+
+
+def _against_initial_judge(
+    votes: Sequence[_TextVote], comparisons: Sequence[ComparisonRecord], solutions: Mapping[int, str]
+) -> list[float]:
+    """Of each vote on a pair that was compared, whether it is against the scores of both orders; a tie is half."""
+    scores: dict[tuple[str, str], float] = {}
+    for each in comparisons:
+        if each.score is not None:
+            shown = (solutions[each.first], solutions[each.second])
+            scores[shown] = scores.get(shown, 0.0) + each.score
+    found: list[float] = []
+    for one, other, share in votes:
+        # a score below 0 is for the solution that was shown first
+        score = scores.get((one, other), 0.0) - scores.get((other, one), 0.0)
+        if score:
+            found.append(share if score > 0 else 1.0 - share)
+    return found
 
 
 def _common(texts: Mapping[Item, str]) -> set[Item]:

@@ -29,7 +29,11 @@ from viva.training.data import PromptItem, derive_seed, prompts_digest
 from viva.training.service import EngineConfig, Engines, choose_engine
 
 _UNUSED = frozenset(
-    {"stop_at", "stop_on", "alarm_levels", "reward_weights", "judge_prompt_path", *ENDPOINT_BOUNDS}
+    {
+        *("stop_at", "stop_on", "alarm_levels", "initial_judge_pairs"),
+        *("reward_weights", "judge_prompt_path"),
+        *ENDPOINT_BOUNDS,
+    }
 )
 """Recipes' options that have no part in what is said or scored."""
 _BUILT_IN_PROBLEMS = 100
