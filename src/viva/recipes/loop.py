@@ -35,7 +35,6 @@ from viva.training.batch import EstimatorStoppedError, ExpertConfig
 from viva.training.data import (
     SPELLED_OUT,
     BuilderFactory,
-    PromptDataset,
     PromptsChangedError,
     spelled_out,
 )
@@ -144,7 +143,7 @@ async def make_training(
     opened: OpenRun,
     make_builder: BuilderFactory | None,
     *,
-    dataset: RLDataset | None = None,
+    dataset: RLDataset,
     experts: ExpertConfig | None = None,
     samples_every: int = 1,
     followers: Sequence[Follower] = (),
@@ -155,8 +154,8 @@ async def make_training(
     Args:
         plan: The checked options.
         opened: Folder and engine.
-        make_builder: Conversations to test and, without a data set, to train on; ``None``: there are none.
-        dataset: What to train on, if it is more than one conversation for every prompt.
+        make_builder: Conversations to test; ``None``: there are none.
+        dataset: What to train on.
         experts: How batches of search strategies are estimated.
         samples_every: See `LoopConfig`.
         followers: Give judges and others their weights at each step.
@@ -165,10 +164,6 @@ async def make_training(
     Raises:
         ValueError: If the judge of test answers cannot be had.
     """
-    if dataset is None:
-        if make_builder is None:
-            raise ValueError("a recipe needs a data set, or a builder of conversations to make one of")
-        dataset = PromptDataset(order=plan.order, make_builder=make_builder)
     judged, more_followers = await _win_rate_evaluators(plan, opened)
     return Training(
         config=_loop_config(plan, opened, experts, samples_every),
