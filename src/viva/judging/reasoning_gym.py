@@ -169,11 +169,10 @@ def _made(family: str, options_text: str) -> Family:
     options = json.loads(options_text)
     registry = _registry()
     if family in _REFUSED or family not in registry:
-        hint = did_you_mean(family, registry)
+        allowed = sorted(set(registry) - set(_REFUSED))
+        hint = "" if family in _REFUSED else did_you_mean(family, allowed)
         reason = _REFUSED.get(family, "there is no such family")
-        raise ValueError(
-            f"{PREFIX}{family}: {reason}.{hint} Allowed: {', '.join(sorted(set(registry) - set(_REFUSED)))}"
-        )
+        raise ValueError(f"{PREFIX}{family}: {reason}.{hint} Allowed: {', '.join(allowed)}")
     if family in _NEEDS_HASH_SEED and not os.environ.get("PYTHONHASHSEED", "").isdecimal():
         raise ValueError(
             f"{PREFIX}{family}: its problems follow the order of Python's sets, which differs from process to process. "
