@@ -20,6 +20,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 from _intervals import interval, poisson, wilson
@@ -260,10 +261,22 @@ def tables(lines: Sequence[Line], *, onset: int) -> str:
         parts.append(
             "\n".join([f"{title}:", "", *_rule_table([(line, first_of(line)) for line in lines], onset)])
         )
-    by_alarm = "\n".join(_alarm_table(lines, list(rules.values())[:2], onset))
-    return "\n\n".join(
-        [*parts, f"Runs in which each alarm fired, own steps before / references:\n\n{by_alarm}"]
-    )
+    without_answers = list(rules.values())[:2]
+    counted = {
+        "Runs in which each alarm fired, own steps before / references": without_answers,
+        "The same, the first of its run": [partial(_earliest, first_of) for first_of in without_answers],
+    }
+    parts += [
+        "\n".join([f"{title}:", "", *_alarm_table(lines, firsts, onset)]) for title, firsts in counted.items()
+    ]
+    means = "\n".join(_mean_table(lines, onset))
+    return "\n\n".join([*parts, f"Means of what they watch, from the change on:\n\n{means}"])
+
+
+def _earliest(first_of: Callable[[Line], Mapping[str, int]], line: Line) -> dict[str, int]:
+    """Of the alarms of a run, those that fired first."""
+    firsts = first_of(line)
+    return {name: step for name, step in firsts.items() if step == min(firsts.values())}
 
 
 def _rule_table(firsts: Sequence[tuple[Line, Mapping[str, int]]], onset: int) -> Iterator[str]:
@@ -337,4 +350,17 @@ def _alarm_table(
                 for name, step in first_of(line).items():
                     counts[name][place] += step >= start
         cells = (" / ".join(map(str, each)) for each in counts.values())
+        yield f"| {kind} | {len(runs)} | {' | '.join(cells)} |"
+
+
+def _mean_table(lines: Sequence[Line], onset: int) -> Iterator[str]:
+    names = counted_alarms(map(rows_of, lines))
+    yield f"| voters | runs | {' | '.join(f'`{name}`' for name in names)} |"
+    yield f"|{'---|' * (len(names) + 2)}"
+    for kind in dict.fromkeys(line["kind"] for line in lines):
+        runs = [rows_of(line)[onset:] for line in lines if line["kind"] == kind]
+        cells: list[str] = []
+        for metric in (ALARMS[name].metric for name in names):
+            values = [row[metric] for rows in runs for row in rows if metric in row]
+            cells.append(f"{statistics.fmean(values):.3f}" if values else "-")
         yield f"| {kind} | {len(runs)} | {' | '.join(cells)} |"

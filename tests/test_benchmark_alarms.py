@@ -328,8 +328,11 @@ def test_the_tables_of_a_ledger_made_by_hand(monkeypatch: pytest.MonkeyPatch) ->
     row = "| inverted | 2 | 0 | 50 (9 to 91) | 2 (2 to 2) | +27.5 (+25.0, +30.0) | +30.0 (+30.0, +30.0) |"
     assert text.count(row) == 3
     assert "| voters | runs | `ties` |" in text  # no column for what no run has
-    assert "| inverted | 2 | 1 / 1 |" in text
-    assert "| honest | 3 | 1 / 1 |" in text
+    # it fired in each of these runs, and was the first, as the only one
+    assert text.count("| inverted | 2 | 1 / 1 |") == text.count("| honest | 3 | 1 / 1 |") == 2
+    # of the three steps after the change: 0.7 in one run and 0.5 in the other
+    assert "| inverted | 2 | 0.600 |" in text
+    assert "| honest | 3 | 0.500 |" in text
 
 
 def test_the_levels_of_the_package_are_those_of_the_ledger() -> None:

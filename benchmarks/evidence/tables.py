@@ -122,12 +122,11 @@ def holm(p_values: Sequence[float]) -> list[float]:
 def arm_table(cells: Sequence[Cell], untrained: Cell | None, texts: Mapping[str, str]) -> str:
     """One row an arm: accuracy by figure, tokens, minutes."""
     titles = ["arm", "seeds", "learning rate", *FIGURES.values(), "sampled / total tokens", "minutes"]
-    has_lenient = any(map(_lenient, ([each] for each in (untrained, *cells) if each is not None)))
-    titles += ["named, T = 0 and 1 (seeds)"] * has_lenient
+    titles += ["named, T = 0 and 1 (seeds)"]
     rows = [titles, ["---"] * len(titles)]
     if untrained is not None:
         own = [f"{matrix([untrained], figure).mean():.1f}" for figure in FIGURES]
-        rows.append(["untrained", "", "", *own, "", "", *[_lenient([untrained])] * has_lenient])
+        rows.append(["untrained", "", "", *own, "", "", _lenient([untrained])])
     for arm in texts:
         found = [cell for cell in cells if cell["arm"] == arm]
         if not found:
@@ -137,9 +136,9 @@ def arm_table(cells: Sequence[Cell], untrained: Cell | None, texts: Mapping[str,
         rates = sorted({f"{cell['learning_rate']:g}" for cell in found})
         minutes = np.mean([cell["seconds"] for cell in found]) / 60
         label = f"`{arm}`: {texts[arm]}"
-        own = [f"{tokens[0]:.0f}k / {tokens[1]:.0f}k", f"{minutes:.1f}", *[_lenient(found)] * has_lenient]
+        own = [f"{tokens[0]:.0f}k / {tokens[1]:.0f}k", f"{minutes:.1f}", _lenient(found)]
         rows.append([label, str(len(found)), ", ".join(rates), *figures, *own])
-    return _markdown(rows)
+    return _markdown(rows if any(row[-1] for row in rows[2:]) else [row[:-1] for row in rows])
 
 
 def _lenient(cells: Sequence[Cell]) -> str:

@@ -148,7 +148,7 @@ def test_the_initial_policy_of_a_run_that_starts_from_weights_is_these(run, tmp_
 # the policy at the start beside the judge
 
 
-def without_reference(folder: Path):
+def without_initial_judge(folder: Path):
     """What a run leaves but for what the policy at the start said and costs."""
     metrics, transcripts, weights = left_by(folder)
     ignored = (
@@ -169,7 +169,7 @@ def without_reference(folder: Path):
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_the_policy_at_the_start_compares_pairs_and_changes_nothing(run, recipe):
     watched = run(recipe, initial_judge_pairs=1)
-    assert without_reference(watched) == without_reference(run(recipe))
+    assert without_initial_judge(watched) == without_initial_judge(run(recipe))
     rows = [row for row in left_by(watched)[1] if not row["void"]]
     told = [row["record"]["initial_judge_comparisons"] for row in rows]
     orders = [sorted((each["first"], each["second"]) for each in one) for one in told]
@@ -186,9 +186,20 @@ def test_it_says_what_a_judge_says_that_stays_as_it_was(run):
             for each in row["record"]["initial_judge_comparisons"]
         }
         assert told == said
-    assert left_by(run())[1] != rows
-    metrics = metrics_of(run(judge="initial", initial_judge_pairs=5))
-    assert {row.get("sign/against_initial_judge", 0.0) for row in metrics} <= {0.0, 0.5}
+
+
+def test_it_is_the_judge_of_the_first_step_and_not_that_of_later_ones(run):
+    def scores(row, name):
+        return {(each["first"], each["second"]): each["score"] for each in row["record"][name]}
+
+    rows = [row for row in left_by(run(initial_judge_pairs=5))[1] if not row["void"]]
+    differ = {row["step"]: [] for row in rows}
+    for row in rows:
+        said, told = scores(row, "comparisons"), scores(row, "initial_judge_comparisons")
+        assert said.keys() == told.keys()
+        differ[row["step"]].append(told != pytest.approx(said, abs=1e-5))
+    assert not any(differ[0])
+    assert any(any(each) for step, each in differ.items() if step)
 
 
 @pytest.mark.parametrize("options", [{}, {"load_checkpoint_path": None}], ids=["base", "weights"])
