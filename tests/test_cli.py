@@ -40,6 +40,14 @@ def test_an_unknown_command_names_the_one_that_was_meant(
     assert f"Did you mean {meant!r}?" in error
 
 
+@pytest.mark.parametrize("typed", ["warmup", "critique-self-play"])
+def test_a_recipe_given_as_a_command_names_the_command_that_runs_it(
+    typed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert viva.cli.main([typed]) == 2
+    assert f"'viva train {typed.replace('-', '_')}' runs the recipe" in capsys.readouterr().err
+
+
 def test_recipes_lists_names_and_first_lines_without_running_them() -> None:
     code = (
         "import sys, viva.cli\n"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from viva import __version__
-from viva.conversation.messages import did_you_mean
+from viva.conversation.messages import did_you_mean, unknown
 
 Command = Callable[[argparse.Namespace], int]
 ResultT = TypeVar("ResultT")
@@ -249,7 +249,11 @@ def _run(argv: Sequence[str] | None) -> int:
         "cookbook": _cookbook,
     }
     if arguments and not arguments[0].startswith("-") and arguments[0] not in commands:
-        return _mistake(_unknown("command", arguments[0], list(commands)))
+        from viva.recipes.programs import RECIPES
+
+        name = arguments[0].replace("-", "_")
+        hint = f" 'viva train {name}' runs the recipe of that name." if name in RECIPES else ""
+        return _mistake(unknown("command", arguments[0], commands) + hint)
     if "--" in arguments:
         return _mistake(
             "'--' stands for nothing here; leave it out, and write a path that begins with - as ./-NAME"
@@ -463,7 +467,7 @@ def _cookbook(options: argparse.Namespace) -> int:
 
     module = cookbook_module(options.program)
     if module is None:
-        return _mistake(_unknown("program", options.program, cookbook_programs()))
+        return _mistake(unknown("program", options.program, cookbook_programs()))
     problem = run_cookbook_program(
         module,
         [f"viva cookbook {options.program}", *options.options],
@@ -472,11 +476,6 @@ def _cookbook(options: argparse.Namespace) -> int:
         precision=options.precision,
     )
     return 0 if problem is None else _mistake(problem)
-
-
-def _unknown(noun: str, value: str, allowed: list[str]) -> str:
-    hint = did_you_mean(value.replace("-", "_"), allowed)
-    return f"unknown {noun} {value!r}; allowed: {', '.join(allowed)}.{hint}"
 
 
 def _told(error: BaseException) -> str:

@@ -22,6 +22,8 @@ from viva.hub import split_revision
 SEAL = "sha256"
 """The key of the digest."""
 
+GGUF_SOURCE = "gguf.json"
+"""In the folder that a GGUF file was unpacked into: the file's name, its digest, and how it cuts text."""
 _DIGEST_LENGTH = 64
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")
@@ -238,8 +240,9 @@ def model_digests(name: str, revision: str | None = None) -> dict[str, str]:
     Of a name on the hub, which may stand for a known `revision`, the cache is read.
 
     Returns:
-        By part, ``weights``, ``config`` and ``tokenizer``, and for a model of the hub its ``commit``; empty where its
-        files are not on this machine. A file is read once per process, as long as it stays as it is.
+        By part, ``weights``, ``config`` and ``tokenizer``; for a model of the hub its ``commit``, and for one that was
+        unpacked from a GGUF file that file's, ``gguf``. Empty where its files are not on this machine. A file is read
+        once per process, as long as it stays as it is.
     """
     folder, commit = _folder_of(name, revision)
     if folder is None:
@@ -254,7 +257,11 @@ def model_digests(name: str, revision: str | None = None) -> dict[str, str]:
         ).hexdigest()
         for part, own in files.items()
     }
-    return digests if commit is None else {**digests, "commit": commit}
+    if commit is not None:
+        digests["commit"] = commit
+    if (source := folder / GGUF_SOURCE).is_file():
+        digests["gguf"] = str(read_object(source)["sha256"])
+    return digests
 
 
 def check_base(

@@ -1,5 +1,6 @@
 """GGUF files: weights, tokenizer and template are those of the model that was written."""
 
+import hashlib
 import itertools
 import json
 from pathlib import Path
@@ -20,6 +21,7 @@ from viva.engine import LocalServiceClient
 from viva.engine.gguf import gguf_folder, is_gguf
 from viva.engine.gguf_file import PRE_TOKENIZERS
 from viva.engine.gguf_tokenizer import read_tokenizer
+from viva.model_files import model_digests
 from viva.recipes.common import resolve_model
 
 GPT_2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -193,7 +195,10 @@ def test_a_file_is_unpacked_once_and_another_one_of_its_name_anew(tmp_path: Path
     before = (first / "model.safetensors").stat().st_mtime_ns
     assert gguf_folder(file) == first
     assert (first / "model.safetensors").stat().st_mtime_ns == before
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
     assert json.loads((first / "gguf.json").read_text())["file"] == "small.gguf"
+    assert model_digests(str(first))["gguf"] == digest
+    assert len({path.stat().st_mode for path in first.iterdir()}) == 1
     write_gguf(file, small_model(tied=True))
     assert gguf_folder(file) != first
     assert not [path for path in first.parent.iterdir() if path.name.startswith(".")]

@@ -97,6 +97,20 @@ def test_a_majority_that_is_right_works_and_one_that_is_wrong_collapses():
     assert good["answers"].verdict == bad["answers"].verdict == "works"
 
 
+def test_voting_is_unclear_where_the_interval_of_the_majority_holds_one_half():
+    right, never = problem([1, 1, 1, 1, 1, 2, 3, 4], 1), problem([2, 2, 3, 4, 5, 6, 7, 8], 1)
+    below, above = advice([right] * 11 + [never] * 14), advice([right] * 14 + [never] * 11)
+    assert below["majority"].verdict == above["majority"].verdict == "unclear"
+    assert "the most frequent answer is right on 56 % (" in above["majority"].reason
+    assert advice([right] * 22 + [never] * 3)["majority"].verdict == "works"
+
+
+def test_voting_fails_by_all_problems_that_were_asked():
+    never, mixed = problem([2, 2, 3, 4, 5, 6, 7, 8], 1), problem([2, 2, 2, 1, 1, 3, 4, 5], 1)
+    few_mixed = advice([never] * 36 + [mixed] * 4)
+    assert (few_mixed["majority"].verdict, few_mixed["log_probability"].verdict) == ("fails", "unclear")
+
+
 def test_where_nothing_is_in_reach_no_reward_works():
     hard = advice([problem([2, 3, 4, 5, 6, 7, 8, 9], 1)] * 10)
     assert hard["answers"].verdict == "fails"

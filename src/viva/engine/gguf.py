@@ -25,6 +25,7 @@ from viva.engine.gguf_file import (
 )
 from viva.engine.gguf_tokenizer import read_tokenizer, special_ids
 from viva.engine.loading import load_errors
+from viva.model_files import GGUF_SOURCE
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
 _FORMAT = 2
 """Part of the unpacked folder's name; it changes when a file is unpacked in another way."""
-_SOURCE = "gguf.json"
 
 
 def cache_folder() -> Path:
@@ -68,7 +68,7 @@ def gguf_folder(file: str | Path) -> Path:
                 _save_model(stored, staging)
                 read_tokenizer(stored).save_pretrained(staging)
             source = {"file": path.name, "sha256": digest, "tokenizer.ggml.pre": pre_name(stored)}
-            (staging / _SOURCE).write_text(json.dumps(source, indent=2) + "\n", encoding="utf-8")
+            (staging / GGUF_SOURCE).write_text(json.dumps(source, indent=2) + "\n", encoding="utf-8")
             staging.chmod(0o755)
             if not target.is_dir():  # else another process was quicker
                 staging.rename(target)
@@ -94,8 +94,10 @@ def _save_model(stored: GgufFile, folder: Path) -> None:
         array = architecture.from_file(stored.floats(tensor), short, config)
         place = "" if layer is None else f"model.layers.{layer}."
         weights[f"{place}{architecture.modules[short]}.{kind}"] = np.ascontiguousarray(array)
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    file = folder / "model.safetensors"
+    save_file(weights, file, metadata={"format": "pt"})
     config.save_pretrained(folder)
+    shutil.copymode(folder / "config.json", file)  # safetensors' files are the owner's alone
 
 
 def _config(stored: GgufFile) -> "PretrainedConfig":

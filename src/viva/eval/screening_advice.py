@@ -21,7 +21,7 @@ MUCH_SHARPER = 0.15
 MUCH_LENIENT = 0.1
 """Points of accuracy that may be lost to the form of answers."""
 MOSTLY = 0.5
-"""Share of problems on which the majority must be right."""
+"""One half: of problems, of verdicts, of conversations."""
 SETTLED = 0.95
 """Share of equal answers above which voting has nothing left to teach."""
 
@@ -130,28 +130,21 @@ def _about_reward(name: str, figures: Figures) -> Advice:
         return Advice(name, verdict, f"{counted(num_mixed, 'problem')} with right and wrong tries")
     if figure.value is None:
         return Advice(name, "fails", "it tells no answers apart")
-    is_voting = name == "majority" and mixed.num_problems >= FEW_PROBLEMS
-    majority = _majority(figures) if is_voting else None
-    if majority is not None and majority < MOSTLY:
-        return Advice(
-            name,
-            "fails",
-            f"the most frequent answer is right on {_percent(majority)} of the problems only; on all others "
-            f"training votes the right answer away ({told})",
-        )
-    if majority is not None and (figures["majority_less_sampled"].high or 0.0) < 0:
-        return Advice(
-            name,
-            "fails",
-            f"voting collapses: the most frequent answer is right less often ({_percent(majority)}) than a "
-            f"single one ({_percent(_value(figures, 'accuracy/sampled'))})",
-        )
+    if name == "majority" and (failure := _why_voting_fails(figures)):
+        return Advice(name, "fails", f"{failure} ({told})")
     low, high = _ends(figure)
     if figure.num_problems < FEW_PROBLEMS:
         return Advice(name, "unclear", f"{told}, of {figure.num_problems} problems only")
     verdict = "works" if low > 0 else "fails" if high <= 0 else "unclear"
-    if verdict == "works" and majority is not None:
-        told += f"; it can lift accuracy to about {_percent(majority)}, by sharpening"
+    if verdict == "works" and name == "majority":
+        majority = _majority(figures)
+        if _ends(majority)[0] < MOSTLY:
+            verdict = "unclear"
+            told += (
+                f"; the most frequent answer is right on {_with_interval(majority, _percent)} of the problems"
+            )
+        else:
+            told += f"; it can lift accuracy to about {_percent(majority.value or 0.0)}, by sharpening"
     elif verdict == "works" and name == "log_probability":
         told += (
             f"; it can lift accuracy to about the greedy one, {_percent(_value(figures, 'accuracy/greedy'))}"
@@ -161,6 +154,25 @@ def _about_reward(name: str, figures: Figures) -> Advice:
             f"; its labels are the greedy answers, right on {_percent(_value(figures, 'accuracy/greedy'))}"
         )
     return Advice(name, verdict, told)
+
+
+def _why_voting_fails(figures: Figures) -> str:
+    """Why training on votes harms, by figures of all problems that were asked; empty where no interval says so."""
+    majority = _majority(figures)
+    if majority.num_problems < FEW_PROBLEMS:
+        return ""
+    if _ends(majority)[1] < MOSTLY:
+        share = _with_interval(majority, _percent)
+        return (
+            f"the most frequent answer is right on {share} of the problems only; on all others training votes the "
+            "right answer away"
+        )
+    if _ends(figures["majority_less_sampled"])[1] < 0:
+        return (
+            f"voting collapses: the most frequent answer is right less often ({_percent(majority.value or 0.0)}) than "
+            f"a single one ({_percent(_value(figures, 'accuracy/sampled'))})"
+        )
+    return ""
 
 
 def _about_judge(figures: Figures) -> Advice:
@@ -278,10 +290,9 @@ def _without_answers(figures: Figures) -> list[Advice]:
     return found
 
 
-def _majority(figures: Figures) -> float | None:
+def _majority(figures: Figures) -> Figure:
     """Accuracy of the vote of all answers, the last rung of the ladder."""
-    found = [figure.value for name, figure in figures.items() if name.startswith("accuracy/maj@")]
-    return found[-1] if found else None
+    return [figure for name, figure in figures.items() if name.startswith("accuracy/maj@")][-1]
 
 
 def _value(figures: Figures, name: str) -> float:
