@@ -84,7 +84,7 @@ def test_a_majority_that_is_right_works_and_one_that_is_wrong_collapses():
     good = advice([problem([1, 1, 1, 1, 1, 2, 3, 4], 1), problem([1, 1, 1, 1, 2, 2, 3, 4], 1)] * 20)
     bad = advice([problem([2, 2, 2, 2, 1, 1, 1, 3], 1), problem([2, 2, 2, 1, 1, 3, 4, 5], 1)] * 20)
     assert (good["majority"].verdict, bad["majority"].verdict) == ("works", "fails")
-    assert "it can lift accuracy to about 100 %" in good["majority"].reason
+    assert "the most frequent answer is right on 100 % " in good["majority"].reason
     few = advice([problem([1, 1, 1, 1, 1, 2, 3, 4], 1)] * 4)
     assert few["majority"].verdict == "unclear"
     wrong = advice([problem([2, 2, 2, 2, 1, 1, 1, 3], 1)] * 4)

@@ -136,15 +136,13 @@ def _about_reward(name: str, figures: Figures) -> Advice:
     if figure.num_problems < FEW_PROBLEMS:
         return Advice(name, "unclear", f"{told}, of {figure.num_problems} problems only")
     verdict = "works" if low > 0 else "fails" if high <= 0 else "unclear"
-    if verdict == "works" and name == "majority":
+    if name == "majority" and verdict != "fails":
         majority = _majority(figures)
-        if _ends(majority)[0] < MOSTLY:
-            verdict = "unclear"
-            told += (
-                f"; the most frequent answer is right on {_with_interval(majority, _percent)} of the problems"
-            )
+        told += f"; the most frequent answer is right on {_with_interval(majority, _percent)} of the problems"
+        if verdict == "works" and _ends(majority)[0] >= MOSTLY:
+            told += ", to which voting can lift accuracy, by sharpening"
         else:
-            told += f"; it can lift accuracy to about {_percent(majority.value or 0.0)}, by sharpening"
+            verdict = "unclear"
     elif verdict == "works" and name == "log_probability":
         told += (
             f"; it can lift accuracy to about the greedy one, {_percent(_value(figures, 'accuracy/greedy'))}"
