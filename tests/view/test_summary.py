@@ -64,6 +64,23 @@ def test_conversations_are_told_of_where_they_were_measured(make_finished_run: M
     assert health["rank correlation of scores with being right (step 20)"] == ("-0.12", "at first +0.25")
 
 
+def test_a_warm_up_tells_the_form_of_replies_by_segment_and_the_judge_before_and_after(
+    make_finished_run: MakeRun,
+) -> None:
+    form = {"ok": 0.5, "ranking/ok": 0.25, "critique/ok": 0.75}
+    rows = [
+        {"step": step, ACCURACY: 0.5, "test/judge/accuracy": 0.5 + share, "test/judge/position_bias": 0.875}
+        | {f"test/conversation/parse/{name}": value + share for name, value in form.items()}
+        for step, share in ((0, 0.0), (20, 0.25))
+    ]
+    assert (headline_text(make_finished_run(metrics=rows)) or "").splitlines()[1:] == [
+        "held-out conversations: replies read as asked 50.0 % before, 75.0 % after; critique 75.0 % before, 100.0 % "
+        "after; ranking 25.0 % before, 50.0 % after",
+        "held-out judgements: right 50.0 % before, 75.0 % after; verdicts that flip with the order 87.5 % before, "
+        "87.5 % after",
+    ]
+
+
 def test_temperature_0_and_the_majority_stand_beside_the_headline(make_finished_run: MakeRun) -> None:
     rows = [
         {"step": step, ACCURACY: 0.5 + share, f"{ACCURACY}_greedy": 0.875, f"{ACCURACY}_greedy_lenient": 0.9}

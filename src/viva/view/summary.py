@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +23,9 @@ _MAJORITY = "test/direct_maj@"
 _QUESTIONS = "test/direct_questions"
 _CONVERSATION = "test/conversation/correct/final"
 _CORRELATION = "test/conversation/rank_correlation"
+_READ = "test/conversation/parse/ok"
+_TALKS = {_CONVERSATION: "right at the end", _READ: "replies read as asked"}
+_JUDGEMENTS = {"test/judge/accuracy": "right", "test/judge/position_bias": "verdicts that flip with the order"}
 WIN_RATE = "test/judged/win_rate"
 """The metric of the headline where no answers are known."""
 _JUDGED = {
@@ -109,7 +113,7 @@ def headline_text(run_dir: str | Path) -> str | None:
     after = _share_text(gain.after, gain.after_half_width)
     return (
         f"held-out accuracy, asked directly: {before} before, {after} after {counted(gain.last_step, 'step')} "
-        f"({100 * gain.difference:+.1f} points; intervals are 95 %){_beside_text(run)}{_conversation_text(run)}"
+        f"({100 * gain.difference:+.1f} points; intervals are 95 %){_beside_text(run)}{_conversation_text(run)}{_judgements_text(run)}"
     )
 
 
@@ -142,28 +146,46 @@ def _beside(run: RunIndex) -> dict[str, Gain]:
 
 def _beside_text(run: RunIndex) -> str:
     """Temperature 0 and the majority, where they were measured: a further line."""
-    parts = [
-        f"{title} {100 * gain.before:.1f} % before, {100 * gain.after:.1f} % after"
-        for title, gain in _beside(run).items()
-        if gain.first_step < gain.last_step and "named" not in title
-    ]
-    return f"\nthe same questions, {'; '.join(parts)}" if parts else ""
+    parts = [_change(title, gain) for title, gain in _beside(run).items() if "named" not in title]
+    return _further_line("the same questions,", parts)
 
 
 def _conversation_text(run: RunIndex) -> str:
-    """The same of whole conversations, where they were measured: a further line."""
-    parts: list[str] = []
-    accuracy, correlation = gain_of(run, _CONVERSATION), gain_of(run, _CORRELATION)
-    if accuracy is not None and accuracy.first_step < accuracy.last_step:
-        parts.append(
-            f"right at the end {100 * accuracy.before:.1f} % before, {100 * accuracy.after:.1f} % after"
-        )
+    """The same of whole conversations, where they were measured, with the form of replies by segment."""
+    beginning = _READ.removesuffix("ok")
+    segments = {
+        key: key.removeprefix(beginning).removesuffix("/ok")
+        for key in sorted(run.metrics)
+        if key.startswith(beginning) and key.endswith("/ok") and key != _READ
+    }
+    parts = [_change(title, gain_of(run, key)) for key, title in _TALKS.items()]
+    # a protocol of one segment has the same figure twice
+    parts += [_change(title, gain_of(run, key)) for key, title in segments.items() if len(segments) > 1]
+    correlation = gain_of(run, _CORRELATION)
     if correlation is not None and correlation.first_step < correlation.last_step:
         parts.append(
             f"rank correlation of scores with being right {correlation.before:+.2f} before, "
             f"{correlation.after:+.2f} after"
         )
-    return f"\nheld-out conversations: {'; '.join(parts)}" if parts else ""
+    return _further_line("held-out conversations:", parts)
+
+
+def _judgements_text(run: RunIndex) -> str:
+    """The same of judged pairs with a known answer, where a judge was warmed up."""
+    parts = [_change(title, gain_of(run, key)) for key, title in _JUDGEMENTS.items()]
+    return _further_line("held-out judgements:", parts)
+
+
+def _change(title: str, gain: Gain | None) -> str:
+    """A share before and after; empty where it was not measured twice."""
+    if gain is None or gain.first_step == gain.last_step:
+        return ""
+    return f"{title} {100 * gain.before:.1f} % before, {100 * gain.after:.1f} % after"
+
+
+def _further_line(about: str, parts: Sequence[str]) -> str:
+    told = "; ".join(filter(None, parts))
+    return f"\n{about} {told}" if told else ""
 
 
 def summary_answer(run: RunIndex) -> dict[str, object]:
