@@ -6,6 +6,7 @@ import json
 import random
 import re
 import zlib
+from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -636,3 +637,13 @@ def test_a_policy_talks_about_every_problem_that_it_is_given(tmp_path):
 
 
 cells_of = cells.items_of
+
+
+def test_sums_are_told_by_family_and_other_beds_by_their_own_groups():
+    def counted(name):
+        bed = bed_named(name)
+        return Counter(bed.group_of(each) for each in bed.problems("test"))
+
+    assert counted("sums") == {"chain_sum": 72, "products": 28}
+    assert counted("trap-70") == {"plain": 165, "seen": 115, "unseen": 50}
+    assert set(counted("steps")) == set(counted("words")) == {""}

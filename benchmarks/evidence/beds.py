@@ -163,6 +163,10 @@ class Bed(ABC):
     def problems(self, part: Part, *, seed: int = 0) -> Sequence[Problem | Question]:
         """Problems to train on (for a seed), or all that there are to test on, the same for every seed."""
 
+    def group_of(self, problem: Problem | Question) -> str:
+        """The problems that a problem is told with in tables; empty where a bed has one kind."""
+        return ""
+
     @property
     def untrained(self) -> str:
         """The policy before training: a model, or a run."""
@@ -209,6 +213,12 @@ class TinyBed(Bed):
         rng.shuffle(kept)
         return kept
 
+    def group_of(self, problem: Problem | Question) -> str:
+        """``plain``; in a trap, ``seen`` by critics or ``unseen``."""
+        if self.dial is None or not isinstance(problem, Problem):
+            return ""
+        return "unseen" if is_blind(problem) else "seen" if is_trap(problem) else "plain"
+
     def _pools(self, part: Part, rng: random.Random) -> list[tuple[float, list[Problem]]]:
         """All problems of a part in groups, each with its share."""
         ranges = _RANGES if self.model == "tiny" else _TRAP_RANGES
@@ -244,6 +254,12 @@ class RealBed(Bed):
             Question(question=text, answer=answer) for text, answer in (test if part == "test" else train)
         ]
 
+    def group_of(self, problem: Problem | Question) -> str:
+        """Of ``sums``, the family of reasoning-gym."""
+        if self.source != "sums":
+            return ""
+        return "products" if "*" in problem.question else "chain_sum"
+
     def arm(self, name: str) -> Arm:
         """An arm with all its options on this bed, those of ``make demo`` among them."""
         given = super().arm(name)
@@ -278,6 +294,10 @@ class LargeBed(RealBed):
         rng.shuffle(found)
         told = [_told(each, rng) for each in found]
         return [replace(each, question=f"{each.question} {_BARE}") for each in told]
+
+    def group_of(self, problem: Problem | Question) -> str:
+        """The steps that it takes."""
+        return problem.kind if isinstance(problem, Problem) else ""
 
     def arm(self, name: str) -> Arm:
         """An arm with all its options on this bed."""

@@ -46,7 +46,7 @@ from evidence.arms import (
     THROWN_AWAY,
     WARM_CONTRASTS,
 )
-from evidence.beds import BEDS, Bed, LargeBed, RealBed, WarmBed, bed_named, is_blind, is_trap, write_problems
+from evidence.beds import BEDS, Bed, RealBed, WarmBed, bed_named, write_problems
 from evidence.tables import (
     Cell,
     arm_table,
@@ -59,7 +59,6 @@ from evidence.tables import (
     shortcut_table,
     signal_table,
 )
-from viva.tiny.tasks import Problem
 
 LEDGER = Path(__file__).parent / "cells.jsonl"
 PAGE = Path(__file__).parent / "README.md"
@@ -215,26 +214,20 @@ def _bed_tables(bed: Bed, start: str, own: Sequence[Cell]) -> list[str]:
     ]
     if bed.level is not None:
         parts.append(signal_table(cells, RARE_ARMS))
-    if bed.dial is not None or isinstance(bed, LargeBed):
-        groups = [each.kind if isinstance(bed, LargeBed) else group_of(each) for each in problems]
+    groups = [bed.group_of(each) for each in problems]
+    if any(groups):
         parts.append(group_table(cells, untrained, groups, list(texts)))
     parts.append(conversation_table(cells, untrained, list(texts), ("critique", "conversation")))
     parts.append(long_table(cells, {arm: ARMS[arm].text for arm in LONG_ARMS}))
     return parts
 
 
-def group_of(problem: Problem) -> str:
-    """Of a bed with a trap: ``plain``; in the trap, ``seen`` by critics or ``unseen``."""
-    return "unseen" if is_blind(problem) else "seen" if is_trap(problem) else "plain"
-
-
 def write_groups(bed: Bed, folder: Path) -> None:
     """Write the test problems of a bed, and those of each group, as files for ``viva screen`` and ``viva eval``."""
     problems = bed.problems("test")
     write_problems(folder / f"{bed.name}.jsonl", problems)
-    if bed.dial is not None:
-        for name in ("plain", "seen", "unseen"):
-            write_problems(folder / f"{name}.jsonl", [each for each in problems if group_of(each) == name])
+    for name in {bed.group_of(each) for each in problems} - {""}:
+        write_problems(folder / f"{name}.jsonl", [each for each in problems if bed.group_of(each) == name])
 
 
 def page() -> str:

@@ -178,16 +178,22 @@ def results_table(cells: Sequence[Cell], beds: Sequence[str], *, as_gains: bool 
     return "\n".join(lines)
 
 
-def _mean(cells: Sequence[Cell], figure: str, less: float | None = None) -> str:
+def _mean(
+    cells: Sequence[Cell], figure: str, *, less: float | None = None, members: np.ndarray | None = None
+) -> str:
     """The mean with half of its interval; of fewer than three seeds, whose interval says nothing, each one's figure.
 
     Args:
         cells: Of one arm.
         figure: Of `FIGURES`.
         less: What is taken away from all of them; the figures are gains then, and have a sign.
+        members: Whether a problem counts, ``[P]``; by default all do.
     """
     ordered = sorted(cells, key=lambda cell: cell["seed"])
-    by_seed = [float(matrix([cell], figure).mean()) - (less or 0.0) for cell in ordered]
+    by_problem = [matrix([cell], figure)[0] for cell in ordered]
+    by_seed = [
+        float((each if members is None else each[members]).mean()) - (less or 0.0) for each in by_problem
+    ]
     sign = "" if less is None else "+"
     if len(cells) < 3:
         return ", ".join(f"{each:{sign}.1f}" for each in by_seed)
@@ -215,7 +221,7 @@ def contrast_table(cells: Sequence[Cell], named: Sequence[tuple[str, str]]) -> s
 def group_table(
     cells: Sequence[Cell], untrained: Cell | None, groups: Sequence[str], arms: Sequence[str]
 ) -> str:
-    """Accuracy at temperature 0 and 1 by group of problems, means over seeds."""
+    """Accuracy at temperature 0 and 1 by group of problems, as `results_table` tells it."""
     names = sorted(set(groups))
     members = {name: np.array([group == name for group in groups]) for name in names}
     titles = ["arm", *(f"{name}, T = {t}" for t in (0, 1) for name in names)]
@@ -226,7 +232,7 @@ def group_table(
             found = [untrained]
         if found:
             values = [
-                f"{matrix(found, figure)[:, members[name]].mean():.1f}"
+                _mean(found, figure, members=members[name])
                 for figure in ("greedy", "sampled")
                 for name in names
             ]
