@@ -115,7 +115,9 @@ def test_a_conversation_is_played_and_trained_on(recipe: str, smollm2: Path, tmp
     assert row["optim/logprob_gap_max"] < 1e-3
 
 
-LABELS = {"ballots": "labels", "num_agents": 3, "batch_size": 3, "max_tokens": 20}
+EXAMPLE = Path(__file__).parents[2] / "examples" / "smollm2_critique.yaml"
+LABELS = {"config": EXAMPLE, "num_agents": 3, "batch_size": 3, "max_tokens": 20}
+"""The example, which votes by label probabilities, in one short conversation."""
 
 
 def test_agents_that_cannot_write_a_ranking_vote_by_label_probabilities(
@@ -129,8 +131,13 @@ def test_agents_that_cannot_write_a_ranking_vote_by_label_probabilities(
     assert row["optim/logprob_gap_max"] < 1e-3
 
 
-def test_votes_of_half_for_each_solution_train_nothing(smollm2: Path, tmp_path: Path) -> None:
+def test_votes_of_half_for_each_solution_train_nothing_and_the_run_says_so(
+    smollm2: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the example's first lines say of it."""
     (row,) = run("critique_self_play", smollm2, tmp_path / "run", **LABELS)
+    told = " ".join("".join(capsys.readouterr()).split())
+    assert "the optimiser took no step in the whole run" in told
     assert 0 < row["agent_0/score_final"] < 1
     assert row["advantage/silent_groups_share"] == 1.0
     assert "optim/grad_norm" not in row

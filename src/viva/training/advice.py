@@ -183,8 +183,8 @@ def _flat(rows: Sequence[Metrics]) -> Cause | None:
         topic="no spread",
         text=f"{what}: replies to the same prompt all earn the same, and nothing is trained. Take prompts that some "
         "replies solve and others do not, a larger group, a higher temperature, or a reward with more steps between "
-        "its lowest and its highest value. Votes that tell no solutions apart pay all alike: 'viva screen' tells "
-        "whether the model's votes know anything.",
+        "its lowest and its highest value. Votes that tell no solutions apart pay all alike (solution_floor says which "
+        "do, in critique self-play): 'viva screen' tells whether the model's votes know anything.",
     )
 
 
