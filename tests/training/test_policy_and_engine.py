@@ -9,7 +9,7 @@ from tinker_cookbook import hyperparam_utils
 
 from viva.training.data import derive_seed
 from viva.training.sampling import Policy, PromptTooLongError, Sampling, SeededCompleter
-from viva.training.service import LARGEST_RATE, EngineConfig, context_window, default_learning_rate
+from viva.training.service import NARROW_RATE, EngineConfig, context_window, default_learning_rate
 
 PROMPT = tinker.ModelInput.from_ints([1, 2, 3])
 
@@ -99,8 +99,8 @@ def test_a_local_model_gets_the_same_rule_on_its_width(tmp_path):
         hyperparam_utils.get_lr("Qwen/Qwen3-8B")
     )
     assert rate(text_config={"hidden_size": 2000}) == 5e-4
-    assert rate(model_type="llama", hidden_size=32) == LARGEST_RATE
-    assert default_learning_rate(str(tmp_path), is_lora=False) == LARGEST_RATE / 10
+    assert rate(model_type="llama", hidden_size=1999) == rate(hidden_size=32) == NARROW_RATE
+    assert default_learning_rate(str(tmp_path), is_lora=False) == NARROW_RATE / 10
     with pytest.raises(ValueError, match="has no hidden_size"):
         rate(model_type="x")
 

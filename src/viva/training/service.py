@@ -33,8 +33,11 @@ from viva.run.secrets import KEY_VARIABLE, split_address, without_secrets
 from viva.sdk import Ending, ServiceClient
 from viva.training.remote import check_address, check_version, keep_keys_at_home, watched
 
-LARGEST_RATE = 1e-3
-"""Upper bound of the rule for local models; policy gradients of small models are unstable above it."""
+NARROW_RATE = 2e-4
+"""Learning rate of local models that are narrower than the rule's reference width.
+
+The rule would go on to 1.3e-3 for SmolLM2-135M-Instruct, which lost half of what 2e-4 taught it (benchmarks/log.md).
+"""
 
 _BASE_RATE = 5e-4
 _REFERENCE_WIDTH = 2000
@@ -72,7 +75,8 @@ def _local_rate(config_path: Path, is_lora: bool) -> float:
             f"{config_path} has no hidden_size to derive a learning rate from; pass learning_rate=..."
         )
     exponent = _EXPONENTS.get(str(config.get("model_type", "")), _OTHER_EXPONENT)
-    rate = min(_BASE_RATE * (_REFERENCE_WIDTH / width) ** exponent, LARGEST_RATE)
+    rule = _BASE_RATE * (_REFERENCE_WIDTH / width) ** exponent
+    rate = rule if width >= _REFERENCE_WIDTH else NARROW_RATE
     return rate if is_lora else rate * _FULL_SHARE
 
 

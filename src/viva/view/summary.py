@@ -25,7 +25,10 @@ _CONVERSATION = "test/conversation/correct/final"
 _CORRELATION = "test/conversation/rank_correlation"
 _READ = "test/conversation/parse/ok"
 _TALKS = {_CONVERSATION: "right at the end", _READ: "replies read as asked"}
-_JUDGEMENTS = {"test/judge/accuracy": "right", "test/judge/position_bias": "verdicts that flip with the order"}
+_JUDGEMENTS = {
+    "test/judge/accuracy": "right",
+    "test/judge/position_bias": "verdicts that flip with the order",
+}
 WIN_RATE = "test/judged/win_rate"
 """The metric of the headline where no answers are known."""
 _JUDGED = {
