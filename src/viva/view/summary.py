@@ -114,9 +114,10 @@ def headline_text(run_dir: str | Path) -> str | None:
         return _judged_text(run)
     before = _share_text(gain.before, gain.before_half_width)
     after = _share_text(gain.after, gain.after_half_width)
+    further = f"{_beside_text(run)}{_conversation_text(run)}{_judgements_text(run)}"
     return (
         f"held-out accuracy, asked directly: {before} before, {after} after {counted(gain.last_step, 'step')} "
-        f"({100 * gain.difference:+.1f} points; intervals are 95 %){_beside_text(run)}{_conversation_text(run)}{_judgements_text(run)}"
+        f"({100 * gain.difference:+.1f} points; intervals are 95 %){further}"
     )
 
 

@@ -28,6 +28,8 @@ _RUN = 8
 """Neighbouring tiles of outputs that are computed together of one token."""
 _ROWS = 48
 """Tokens whose sums of a tile are computed together."""
+_INPUTS = 256
+"""Inputs whose products are summed before that sum is added to those before: a sum of thousands loses digits."""
 _BYTES = 4
 
 
@@ -88,27 +90,31 @@ def multiply(inputs: torch.Tensor, tiles: torch.Tensor, outputs: torch.Tensor, *
 
 @Kernel
 def _multiply(inputs: Array, tiles: Array, outputs: Array, pair: int, keep: int) -> None:
-    """`multiply` of matrices; sums are float32 until all products are added."""
+    """`multiply` of matrices; sums are float32 until all products are added, those of `_INPUTS` inputs first."""
     num_rows, size = inputs.shape
     width = outputs.shape[1]
     flat = inputs.reshape(-1)
     for tile in numba.prange(-(-width // TILE_COLUMNS)):
         first = tile * TILE_COLUMNS
-        columns, right = min(TILE_COLUMNS, width - first), (first * size, pair * TILE_COLUMNS)
+        columns = min(TILE_COLUMNS, width - first)
         sums = np.empty((min(_ROWS, num_rows), TILE_COLUMNS), np.float32)
+        part = np.empty(sums.size, np.float32)
         for begin in range(0, num_rows, _ROWS):
             count = min(_ROWS, num_rows - begin)
-            if keep:
-                for row in range(count):
-                    total, there = sums[row], outputs[begin + row, first : first + columns]
-                    for column in range(columns):
-                        total[column] = widen(there[column])
-            left, place = (begin * size, size, pair), (0, TILE_COLUMNS)
-            add_rows(count, flat, left, tiles, right, sums.reshape(-1), place, size // pair, keep)
+            total = sums[:count].reshape(-1)
+            total[:] = 0
+            for start in range(0, size, _INPUTS):
+                left = (begin * size + start, size, pair)
+                right = (first * size + start * TILE_COLUMNS, pair * TILE_COLUMNS)
+                number = min(_INPUTS, size - start) // pair
+                add_rows(count, flat, left, tiles, right, part, (0, TILE_COLUMNS), number, 0)
+                for i in range(len(total)):
+                    total[i] += part[i]
             for row in range(count):
-                total, there = sums[row], outputs[begin + row, first : first + columns]
+                found, there = sums[row], outputs[begin + row, first : first + columns]
                 for column in range(columns):
-                    there[column] = narrow(total[column], there[column])
+                    before = widen(there[column]) if keep else np.float32(0)
+                    there[column] = narrow(before + found[column], there[column])
 
 
 def records_of(adapters: Sequence[LowRank | None], num_layers: int) -> Array:
