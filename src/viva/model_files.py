@@ -259,8 +259,9 @@ def model_digests(name: str, revision: str | None = None) -> dict[str, str]:
     }
     if commit is not None:
         digests["commit"] = commit
-    if (source := folder / GGUF_SOURCE).is_file():
-        digests["gguf"] = str(read_object(source)["sha256"])
+    source = folder / GGUF_SOURCE
+    if source.is_file() and (digest := read_object(source).get("sha256")):
+        digests["gguf"] = str(digest)
     return digests
 
 
