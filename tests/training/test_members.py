@@ -49,7 +49,7 @@ def model(tmp_path_factory):
 
 
 def make_clients(model):
-    """Two members that differ: each was trained a little on a text of its own, so that neither is sure of anything."""
+    """Two members that differ: each was trained on a text of its own, not so long that it is sure of anything."""
     service = LocalServiceClient(device="cpu")
     clients = {name: service.create_lora_training_client(model, rank=4, seed=0) for name in NAMES}
     for number, client in enumerate(clients.values()):
