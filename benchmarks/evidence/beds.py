@@ -164,7 +164,7 @@ class Bed(ABC):
         """Problems to train on (for a seed), or all that there are to test on, the same for every seed."""
 
     def group_of(self, problem: Problem | Question) -> str:
-        """The problems that a problem is told with in tables; empty where a bed has one kind."""
+        """The name of the problem's group in tables; empty where a bed has one group."""
         return ""
 
     @property
@@ -255,7 +255,7 @@ class RealBed(Bed):
         ]
 
     def group_of(self, problem: Problem | Question) -> str:
-        """Of ``sums``, the family of reasoning-gym."""
+        """The family of reasoning-gym, on ``sums``."""
         if self.source != "sums":
             return ""
         return "products" if "*" in problem.question else "chain_sum"

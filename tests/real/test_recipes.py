@@ -134,7 +134,7 @@ def test_agents_that_cannot_write_a_ranking_vote_by_label_probabilities(
 def test_votes_of_half_for_each_solution_train_nothing_and_the_run_says_so(
     smollm2: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What the example's first lines say of it."""
+    """The example's first lines promise both."""
     (row,) = run("critique_self_play", smollm2, tmp_path / "run", **LABELS)
     told = " ".join("".join(capsys.readouterr()).split())
     assert "the optimiser took no step in the whole run" in told

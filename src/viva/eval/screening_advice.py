@@ -130,19 +130,14 @@ def _about_reward(name: str, figures: Figures) -> Advice:
         return Advice(name, verdict, f"{counted(num_mixed, 'problem')} with right and wrong tries")
     if figure.value is None:
         return Advice(name, "fails", "it tells no answers apart")
-    if name == "majority" and (failure := _why_voting_fails(figures)):
-        return Advice(name, "fails", f"{failure} ({told})")
     low, high = _ends(figure)
-    if figure.num_problems < FEW_PROBLEMS:
-        return Advice(name, "unclear", f"{told}, of {figure.num_problems} problems only")
-    verdict = "works" if low > 0 else "fails" if high <= 0 else "unclear"
-    if name == "majority" and verdict != "fails":
-        majority = _majority(figures)
-        told += f"; the most frequent answer is right on {_with_interval(majority, _percent)} of the problems"
-        if verdict == "works" and _ends(majority)[0] >= MOSTLY:
-            told += ", to which voting can lift accuracy, by sharpening"
-        else:
-            verdict = "unclear"
+    is_few = figure.num_problems < FEW_PROBLEMS
+    if is_few:
+        told += f", of {figure.num_problems} problems only"
+    verdict = "unclear" if is_few else "works" if low > 0 else "fails" if high <= 0 else "unclear"
+    if name == "majority":
+        verdict, why = _about_voting(figures, verdict)
+        told += f"; {why}"
     elif verdict == "works" and name == "log_probability":
         told += (
             f"; it can lift accuracy to about the greedy one, {_percent(_value(figures, 'accuracy/greedy'))}"
@@ -154,23 +149,22 @@ def _about_reward(name: str, figures: Figures) -> Advice:
     return Advice(name, verdict, told)
 
 
-def _why_voting_fails(figures: Figures) -> str:
-    """Why training on votes harms, by figures of all problems that were asked; empty where no interval says so."""
+def _about_voting(figures: Figures, verdict: str) -> tuple[str, str]:
+    """The verdict and its reason by all problems that were asked, where `verdict` is that of the correlation."""
     majority = _majority(figures)
-    if majority.num_problems < FEW_PROBLEMS:
-        return ""
-    if _ends(majority)[1] < MOSTLY:
-        share = _with_interval(majority, _percent)
-        return (
-            f"the most frequent answer is right on {share} of the problems only; on all others training votes the "
-            "right answer away"
-        )
-    if _ends(figures["majority_less_sampled"])[1] < 0:
-        return (
-            f"voting collapses: the most frequent answer is right less often ({_percent(majority.value or 0.0)}) than "
-            f"a single one ({_percent(_value(figures, 'accuracy/sampled'))})"
-        )
-    return ""
+    low, high = _ends(majority)
+    told = f"the most frequent answer is right on {_with_interval(majority, _percent)} of the problems"
+    if majority.num_problems >= FEW_PROBLEMS:
+        if high < MOSTLY:
+            return "fails", f"{told} only; on all others training votes the right answer away"
+        if _ends(figures["majority_less_sampled"])[1] < 0:
+            single = _percent(_value(figures, "accuracy/sampled"))
+            return "fails", f"voting collapses: {told}, less often than a single one ({single})"
+    if verdict == "works":
+        if low >= MOSTLY:
+            return verdict, f"{told}, to which voting can lift accuracy, by sharpening"
+        verdict = "unclear"
+    return verdict, told
 
 
 def _about_judge(figures: Figures) -> Advice:

@@ -36,7 +36,8 @@ from viva.training.remote import check_address, check_version, keep_keys_at_home
 NARROW_RATE = 2e-4
 """Learning rate of local models that are narrower than the rule's reference width.
 
-The rule would go on to 1.3e-3 for SmolLM2-135M-Instruct, which lost half of what 2e-4 taught it (benchmarks/log.md).
+Measured on SmolLM2-135M-Instruct alone, to which the rule would give 1.3e-3: at 1e-3 it learned less than half as much
+(benchmarks/log.md).
 """
 
 _BASE_RATE = 5e-4
