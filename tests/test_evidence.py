@@ -450,6 +450,18 @@ def test_replies_that_name_the_answer_have_a_column_where_some_were_so_measured(
     assert len({text.count("|") for text in (titles, untrained, row)}) == 1
 
 
+def test_cells_of_replies_that_name_the_answer_are_in_no_other_column(monkeypatch):
+    ledger = [cell("majority", seed, [0, 100]) for seed in range(2)]
+    own = cell("majority", run.NAMED, [100, 100])
+    own["problems"] |= {"greedy_lenient": [100, 75], "sampled_lenient": [50, 0]}
+    monkeypatch.setattr(run, "read_ledger", lambda: [*ledger, own])
+    (row,) = [line for line in run.tables(["steps"]).splitlines() if line.startswith("| `majority`")]
+    assert "| 2 |" in row
+    assert "| 50.0 (50.0 to 50.0) |" in row
+    assert row.endswith("| 87.5, 25.0 (1) |")
+    assert list(run.wanted(["steps"], ["majority"], (run.NAMED,))) == [("steps", "majority", run.NAMED)]
+
+
 def test_a_learning_rate_is_chosen_when_all_were_tried_and_only_by_the_seed_that_is_thrown_away():
     slow, fast = sorted(LEARNING_RATES)
     tried = [cell("r_sol", THROWN_AWAY, [0, 100], learning_rate=slow)]

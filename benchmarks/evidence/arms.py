@@ -63,6 +63,8 @@ SWEPT_RANKS = (8, 128)
 """LoRA ranks of the arms ``answers_rank_...``, beside the 32 of all others."""
 THROWN_AWAY = 100
 """Seed of the runs that choose the learning rate."""
+NAMED = 99
+"""Seed of cells that give the column of replies that name the answer, and no other figure."""
 TIMES_LONGER = 10
 
 LABELS = {

@@ -3,6 +3,8 @@
     make evidence                                                  # all that is missing, one cell after another
     python benchmarks/evidence/run.py [beds=steps,trap-70] [arms=majority,r_sol] [seeds=10] [cells=20]
     python benchmarks/evidence/run.py beds=rare-1,rare-5,rare-20,rare-57 arms=answers,group_32,hint,hint_iid seeds=3
+    python benchmarks/evidence/run.py seeds=named [beds=...]       # one more cell an arm, for the column of replies
+                                          # that name the answer, which cells of the first sessions lack
     python benchmarks/evidence/run.py tables                       # into both README.md, nothing is run
     python benchmarks/evidence/run.py problems trap-50 FOLDER      # test problems as files, those of each group apart
     python benchmarks/evidence/run.py audit sums-warm [RUN]        # what critics and voters see before the warm-up and
@@ -26,7 +28,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -41,6 +43,7 @@ from evidence.arms import (
     ARMS,
     CONTRASTS,
     LONG_ARMS,
+    NAMED,
     RARE_ARMS,
     RARE_CONTRASTS,
     THROWN_AWAY,
@@ -84,6 +87,11 @@ def cells_of(bed: Bed) -> list[Cell]:
     return [each for each in read_ledger() if (each["bed"], start_of(each)) == own]
 
 
+def counted(cells: Iterable[Cell]) -> list[Cell]:
+    """Those of seeds that tables are about."""
+    return [each for each in cells if each["seed"] not in (NAMED, THROWN_AWAY)]
+
+
 def start_of(cell: Cell) -> str:
     """The digest of a cell's start; warm-ups of the first cells have none."""
     return str(cell.get("start", ""))
@@ -107,9 +115,9 @@ def rate_of(cells: Sequence[Cell], bed: Bed, arm: str) -> float | None:
     return max(scores, key=lambda rate: (scores[rate], -rate))
 
 
-def wanted(beds: Sequence[str], arms: Sequence[str], num_seeds: int) -> Iterator[tuple[str, str, int]]:
+def wanted(beds: Sequence[str], arms: Sequence[str], seeds: Sequence[int]) -> Iterator[tuple[str, str, int]]:
     """Bed, arm and seed of all cells, seed by seed."""
-    for seed in range(num_seeds):
+    for seed in seeds:
         for bed in beds:
             for arm in arms:
                 yield bed, arm, seed
@@ -200,7 +208,7 @@ def tables(beds: Sequence[str]) -> str:
 def _bed_tables(bed: Bed, start: str, own: Sequence[Cell]) -> list[str]:
     """The tables of a bed's cells, which all begin with one policy."""
     untrained = next((each for each in own if each["arm"] == UNTRAINED), None)
-    cells = [each for each in own if each["arm"] in ARMS and each["seed"] != THROWN_AWAY]
+    cells = counted(each for each in own if each["arm"] in ARMS)
     if not cells and untrained is None:
         return []
     problems = bed.problems("test")
@@ -209,7 +217,7 @@ def _bed_tables(bed: Bed, start: str, own: Sequence[Cell]) -> list[str]:
     which = f", from the warm-up {start}" if start else ""
     parts = [
         f"### `{bed.name}`: {len(problems)} test problems{which}",
-        arm_table(cells, untrained, texts),
+        arm_table(cells, untrained, texts, named=[each for each in own if each["seed"] == NAMED]),
         contrast_table(cells, WARM_CONTRASTS if isinstance(bed, WarmBed) else contrasts),
     ]
     if bed.level is not None:
@@ -233,14 +241,14 @@ def write_groups(bed: Bed, folder: Path) -> None:
 def page() -> str:
     """The page with the tables of the ledger."""
     text = PAGE.read_text(encoding="utf-8")
-    cells = [each for each in read_ledger() if each["seed"] != THROWN_AWAY]
+    cells = counted(read_ledger())
     beside = f"{_GAINS}\n\n{results_table(cells, FRONT_BEDS, as_gains=True)}"
     return f"{text.partition(_TABLES)[0].rstrip()}\n\n{_TABLES}\n\n{beside}\n\n{tables(BEDS)}\n"
 
 
 def front_page() -> str:
     """The repository's README with the results of the ledger."""
-    cells = [each for each in read_ledger() if each["seed"] != THROWN_AWAY]
+    cells = counted(read_ledger())
     table = results_table(cells, FRONT_BEDS)
     return _FRONT_TABLE.sub(lambda _: f"{table}\n", FRONT_PAGE.read_text(encoding="utf-8"))
 
@@ -266,7 +274,7 @@ def did_another_thing(argv: Sequence[str]) -> bool:
         sys.stdout.write(f"{scores_table(map(Path, argv[1:]))}\n")
         return True
     if argv[:1] == ["contrast"] and len(argv) == 4:
-        own = [each for each in cells_of(bed_named(argv[1])) if each["seed"] != THROWN_AWAY]
+        own = counted(cells_of(bed_named(argv[1])))
         sys.stdout.write(f"{contrast_table(own, [(argv[2], argv[3])])}\n")
         return True
     if argv[:1] == ["shortcuts"] and len(argv) == 2:
@@ -282,7 +290,8 @@ def main(argv: Sequence[str]) -> None:
     given = dict(argument.split("=", 1) for argument in argv)
     beds = [bed_named(name) for name in given.pop("beds", ",".join(MAIN_BEDS)).split(",")]
     arms = given.pop("arms", ",".join(MAIN_ARMS)).split(",")
-    num_seeds, most = int(given.pop("seeds", "10")), int(given.pop("cells", "1000000"))
+    count, most = given.pop("seeds", "10"), int(given.pop("cells", "1000000"))
+    seeds = (NAMED,) if count == "named" else range(int(count))
     folder = Path(given.pop("folder", "runs/evidence"))
     if given:
         sys.exit(
@@ -304,7 +313,7 @@ def main(argv: Sequence[str]) -> None:
         run_untrained(bed, folder)
     done = 0
     while done < most:
-        order = wanted([bed.name for bed in beds], arms, num_seeds)
+        order = wanted([bed.name for bed in beds], arms, seeds)
         if not any(run_one(bed_named(bed), arm, seed, folder) for bed, arm, seed in order):
             break
         done += 1

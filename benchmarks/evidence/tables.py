@@ -119,8 +119,17 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def arm_table(cells: Sequence[Cell], untrained: Cell | None, texts: Mapping[str, str]) -> str:
-    """One row an arm: accuracy by figure, tokens, minutes."""
+def arm_table(
+    cells: Sequence[Cell], untrained: Cell | None, texts: Mapping[str, str], *, named: Sequence[Cell] = ()
+) -> str:
+    """One row an arm: accuracy by figure, tokens, minutes.
+
+    Args:
+        cells: Of a bed.
+        untrained: Its policy before training.
+        texts: By arm, in the order of the rows.
+        named: More cells for the last column, the replies that name the known answer.
+    """
     titles = ["arm", "seeds", "learning rate", *FIGURES.values(), "sampled / total tokens", "minutes"]
     titles += ["named, T = 0 and 1 (seeds)"]
     rows = [titles, ["---"] * len(titles)]
@@ -136,7 +145,11 @@ def arm_table(cells: Sequence[Cell], untrained: Cell | None, texts: Mapping[str,
         rates = sorted({f"{cell['learning_rate']:g}" for cell in found})
         minutes = np.mean([cell["seconds"] for cell in found]) / 60
         label = f"`{arm}`: {texts[arm]}"
-        own = [f"{tokens[0]:.0f}k / {tokens[1]:.0f}k", f"{minutes:.1f}", _lenient(found)]
+        own = [
+            f"{tokens[0]:.0f}k / {tokens[1]:.0f}k",
+            f"{minutes:.1f}",
+            _lenient([*found, *(cell for cell in named if cell["arm"] == arm)]),
+        ]
         rows.append([label, str(len(found)), ", ".join(rates), *figures, *own])
     return _markdown(rows if any(row[-1] for row in rows[2:]) else [row[:-1] for row in rows])
 
