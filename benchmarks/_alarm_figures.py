@@ -291,7 +291,7 @@ def _rule_table(firsts: Sequence[tuple[Line, Mapping[str, int]]], onset: int) ->
     )
     yield ""
     heads = ["voters", "runs", "fired before the change", "power, %", "median delay, steps"]
-    heads += ["accuracy lost at the stop", "at the end"]
+    heads += ["accuracy lost at the stop", "at the end", "at temperature 0, at the end"]
     yield f"| {' | '.join(heads)} |"
     yield f"|{'---|' * len(heads)}"
     for kind in dict.fromkeys(line["kind"] for line, _ in firsts):
@@ -317,14 +317,17 @@ def _cells(
     yield f"{statistics.median(delays):g} ({min(delays)} to {max(delays)})" if delays else "-"
     at_stop: list[float] = []
     at_end: list[float] = []
+    greedy: list[float] = []
     for line, first in own:
         if (other := honest_by_seed.get(line["seed"])) is not None:
             end = _num_steps(line)
             stop = min(first.values(), default=end - 1) + 1
             at_stop.append(accuracy_at(other, stop) - accuracy_at(line, stop))
             at_end.append(accuracy_at(other, end) - accuracy_at(line, end))
+            greedy.append(other["greedy"][-1][1] - line["greedy"][-1][1])
     yield _lost(at_stop)
     yield _lost(at_end)
+    yield _lost(greedy)
 
 
 def _lost(values: Sequence[float]) -> str:

@@ -35,7 +35,8 @@ been run, when ``preference`` had all its seeds, and a judge that answers first 
 answers to ``steps-large`` better than one that only compares. ``rubric`` and ``rubric_answers_first``, and their
 contrasts, were named before they had been run, when such a judge of single answers had been tried on pairs of ``sums``
 and ``steps-large``. ``rubric_initial`` and its contrasts came when ``rubric_answers_first`` had been run once on
-``steps-large``, where it took most of what the policy knew.
+``steps-large``, where it took most of what the policy knew. ``foreign_critiques``, ``shuffled_critiques`` and the
+contrasts of ``r_sol_floor_0.1``, the default of today, were named before any of these had been run on a small bed.
 """
 
 from collections.abc import Mapping
@@ -324,6 +325,18 @@ ARMS: Mapping[str, Arm] = {
         **_R_SOL,
         control="no_exchange",
     ),
+    **{
+        control: _critique(
+            f"critique self-play, r_sol alone, agents read critiques {whose}",
+            rate_of="r_sol",
+            **_R_SOL,
+            control=control,
+        )
+        for control, whose in (
+            ("foreign_critiques", "of another problem"),
+            ("shuffled_critiques", "that were written for somebody else"),
+        )
+    },
     "critique_shuffled": _critique(
         "critique self-play, its rewards shuffled",
         reward="shuffled_peer_review",
@@ -408,6 +421,10 @@ CONTRASTS = (
     ("r_sol", "critique"),
     ("r_sol", "judged"),
     ("r_sol", "no_exchange"),
+    ("r_sol", "foreign_critiques"),
+    ("r_sol", "shuffled_critiques"),
+    ("r_sol_floor_0.1", "r_sol"),
+    ("r_sol_floor_0.1", "majority"),
     ("critique", "critique_shuffled"),
     ("r_sol", "critique_shuffled"),
     ("apart", "critique"),
@@ -434,4 +451,4 @@ WARM_CONTRASTS = (
 )
 """After a warm-up; the small policies cannot criticise as these arms ask."""
 RARE_CONTRASTS = (("hint", "answers"), ("hint", "group_32"), ("hint", "hint_iid"))
-"""First less second, at temperature 0 (the primary figure) and at temperature 1; Holm over all of a bed."""
+"""First less second, at temperature 0 (the primary figure) and at temperature 1; Holm over all of a bed, apart by temperature."""
