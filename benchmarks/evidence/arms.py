@@ -451,4 +451,4 @@ WARM_CONTRASTS = (
 )
 """After a warm-up; the small policies cannot criticise as these arms ask."""
 RARE_CONTRASTS = (("hint", "answers"), ("hint", "group_32"), ("hint", "hint_iid"))
-"""First less second, at temperature 0 (the primary figure) and at temperature 1; Holm over all of a bed, apart by temperature."""
+"""First less second, at temperature 0 (the primary figure) and at temperature 1; Holm over a bed's, by temperature."""

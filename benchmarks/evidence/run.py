@@ -1,8 +1,7 @@
 """What does conversation add? Every reward on every bed, at equal total tokens, against voting, truth and chance.
 
-    make evidence                                                  # all that is missing, one cell after another
+    make evidence                                                  # what is missing of the plan, cell after cell
     python benchmarks/evidence/run.py [beds=steps,trap-70] [arms=majority,r_sol] [seeds=10] [cells=20]
-    python benchmarks/evidence/run.py beds=rare-1,rare-5,rare-20,rare-57 arms=answers,group_32,hint,hint_iid seeds=3
     python benchmarks/evidence/run.py seeds=named [beds=...]       # one more cell an arm, for the column of replies
                                           # that name the answer, which cells of the first sessions lack
     python benchmarks/evidence/run.py tables                       # into both README.md, nothing is run
@@ -17,7 +16,8 @@
     python benchmarks/evidence/run.py shortcuts FILE   # by step, how many groups of plain samples agree on a shortcut
 
 A cell is one run of an arm (`arms`) on a bed (`beds`) with a seed: training, then every test problem greedily and
-eight times at temperature 1; of seeds 10 to 12 also test conversations, where the arm has any. A finished cell is one
+eight times at temperature 1; of seeds 10 to 12 also test conversations, where the arm has any. Without beds, arms and
+seeds it is the whole bench (`PLAN`); at the end the tables are written. A finished cell is one
 line of ``benchmarks/evidence/cells.jsonl`` and is never run again; one that was cut off is run anew. Several of these
 commands may work at once. Learning rates come first: each arm tries those of `arms.LEARNING_RATES` with a seed that is
 thrown away, on problems to train on, and the best mean of temperatures 0 and 1 is kept. A cell takes two to four
@@ -71,8 +71,28 @@ FRONT_BEDS = ("words", "sums", "steps", "trap-70", "critics-70")
 _TABLES = "## Tables"
 _GAINS = "### Points gained over the untrained policy, side by side"
 MAIN_BEDS = ("critics-70", "trap-70", "steps")
-MAIN_ARMS = tuple(dict.fromkeys([*(arm for pair in CONTRASTS for arm in pair), "answers"]))
-"""Those of the contrasts, and the ceiling."""
+_VOTED = ("answers", "majority", "shuffled", "log_probability", "peer_prediction")
+_TALKED = ("r_sol", "critique", "preference")
+MAIN_ARMS = (
+    *_VOTED,
+    *_TALKED,
+    "r_sol_floor_0.1",
+    "no_exchange",
+    "apart",
+    "preference_alone",
+    "judged",
+    "serl",
+)
+MAIN_ARMS += ("comas", "maca")
+PLAN: Sequence[tuple[Sequence[str], Sequence[str], int]] = (
+    (MAIN_BEDS, MAIN_ARMS, 10),
+    (("critics-70",), ("swap", "foreign_critiques", "shuffled_critiques", "r_meta", "r_diag"), 10),
+    (("critics-50", "critics-60", "critics-80"), ("majority", "judged", "r_sol"), 10),
+    (("sums", "words"), (*_VOTED, *_TALKED, "hint", "feedback"), 5),
+    (("rare-1", "rare-5", "rare-20", "rare-57"), RARE_ARMS, 3),
+    (("critics-70",), LONG_ARMS, 3),
+)
+"""Beds, arms and seeds of the whole bench. Beds after a warm-up and the larger model's are named where they are run."""
 UNTRAINED = "untrained"
 
 
@@ -115,12 +135,19 @@ def rate_of(cells: Sequence[Cell], bed: Bed, arm: str) -> float | None:
     return max(scores, key=lambda rate: (scores[rate], -rate))
 
 
-def wanted(beds: Sequence[str], arms: Sequence[str], seeds: Sequence[int]) -> Iterator[tuple[str, str, int]]:
+def wanted(
+    plan: Iterable[tuple[Sequence[str], Sequence[str], Sequence[int]]],
+) -> Iterator[tuple[str, str, int]]:
     """Bed, arm and seed of all cells, seed by seed."""
-    for seed in seeds:
-        for bed in beds:
-            for arm in arms:
-                yield bed, arm, seed
+    cells = {
+        (seed, part, bed, arm): None
+        for part, (beds, arms, seeds) in enumerate(plan)
+        for seed in seeds
+        for bed in beds
+        for arm in arms
+    }
+    for seed, _, bed, arm in sorted(cells, key=lambda cell: cell[:2]):
+        yield bed, arm, seed
 
 
 def run_one(bed: Bed, arm: str, seed: int, folder: Path) -> bool:
@@ -253,11 +280,16 @@ def front_page() -> str:
     return _FRONT_TABLE.sub(lambda _: f"{table}\n", FRONT_PAGE.read_text(encoding="utf-8"))
 
 
+def write_pages() -> None:
+    """Write the tables into both pages."""
+    PAGE.write_text(page(), encoding="utf-8")
+    FRONT_PAGE.write_text(front_page(), encoding="utf-8")
+
+
 def did_another_thing(argv: Sequence[str]) -> bool:
     """Do what the first word asks for, if it is one of those that run no cell."""
     if list(argv) == ["tables"]:
-        PAGE.write_text(page(), encoding="utf-8")
-        FRONT_PAGE.write_text(front_page(), encoding="utf-8")
+        write_pages()
         return True
     if argv[:1] == ["problems"] and len(argv) == 3:
         write_groups(bed_named(argv[1]), Path(argv[2]))
@@ -284,22 +316,26 @@ def did_another_thing(argv: Sequence[str]) -> bool:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Run what is missing and print the tables."""
+    """Run what is missing and write the tables."""
     if did_another_thing(argv):
         return
     given = dict(argument.split("=", 1) for argument in argv)
-    beds = [bed_named(name) for name in given.pop("beds", ",".join(MAIN_BEDS)).split(",")]
-    arms = given.pop("arms", ",".join(MAIN_ARMS)).split(",")
-    count, most = given.pop("seeds", "10"), int(given.pop("cells", "1000000"))
-    seeds = (NAMED,) if count == "named" else range(int(count))
+    plan = [(beds, arms, range(count)) for beds, arms, count in PLAN]
+    if given.keys() & {"beds", "arms", "seeds"}:
+        beds = given.pop("beds", ",".join(MAIN_BEDS)).split(",")
+        arms = given.pop("arms", ",".join(MAIN_ARMS)).split(",")
+        count = given.pop("seeds", "10")
+        plan = [(beds, arms, (NAMED,) if count == "named" else range(int(count)))]
+    most = int(given.pop("cells", "1000000"))
     folder = Path(given.pop("folder", "runs/evidence"))
     if given:
         sys.exit(
             f"unknown option {next(iter(given))!r}; allowed: beds, arms, seeds, cells, folder, or one of the words "
             "tables, problems, audit, transcripts, scores, contrast and shortcuts"
         )
-    if unknown := sorted(set(arms) - ARMS.keys()):
+    if unknown := sorted({arm for _, arms, _ in plan for arm in arms} - ARMS.keys()):
         sys.exit(f"unknown arm {unknown[0]!r}; allowed: {', '.join(ARMS)}")
+    beds = [bed_named(name) for name in dict.fromkeys(name for names, _, _ in plan for name in names)]
     missing = [bed for bed in beds if bed.model != "tiny" and not Path(bed.model).exists()]
     if any(isinstance(bed, RealBed) for bed in missing):
         sys.exit(f"{missing[0].model} is not there; `make models` fetches it")
@@ -313,11 +349,11 @@ def main(argv: Sequence[str]) -> None:
         run_untrained(bed, folder)
     done = 0
     while done < most:
-        order = wanted([bed.name for bed in beds], arms, seeds)
-        if not any(run_one(bed_named(bed), arm, seed, folder) for bed, arm, seed in order):
+        if not any(run_one(bed_named(bed), arm, seed, folder) for bed, arm, seed in wanted(plan)):
             break
         done += 1
-    sys.stdout.write(f"{tables([bed.name for bed in beds])}\n")
+    write_pages()
+    sys.stdout.write(f"tables: {PAGE}\n")
 
 
 if __name__ == "__main__":

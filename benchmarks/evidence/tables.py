@@ -8,6 +8,7 @@ test, with Holm's correction over the contrasts of a bed (Holm, 1979).
 import itertools
 import math
 import re
+import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -44,8 +45,10 @@ RESULTS = {
     "judged": "plain samples, judged in pairs by the policy",
     "serl": "the same, a win over a solution of other length counts nothing (SERL)",
     "preference": "conversation preference RL",
-    "r_sol": "critique self-play (r_sol alone, the default)",
-    "no_exchange": "the same, nobody reads critiques",
+    "r_sol": "critique self-play, r_sol alone",
+    "r_sol_floor_0.1": "the same behind the floor of today's default",
+    "no_exchange": "r_sol alone, nobody reads critiques",
+    "foreign_critiques": "r_sol alone, critiques of another problem are read",
     "critique": "critique self-play, three streams",
     "apart": "the same, solver and critic trained apart",
     "comas": "CoMAS: critique self-play, solver against critic",
@@ -166,6 +169,8 @@ def _lenient(cells: Sequence[Cell]) -> str:
 def results_table(cells: Sequence[Cell], beds: Sequence[str], *, as_gains: bool = False) -> str:
     """Per cent right at temperatures 0 and 1 on the beds: mean and half of its 95 % interval over seeds.
 
+    A bed's most frequent number of seeds goes without saying; others stand in brackets.
+
     Args:
         cells: Of the ledger, without seeds that are thrown away.
         beds: Their names.
@@ -176,6 +181,10 @@ def results_table(cells: Sequence[Cell], beds: Sequence[str], *, as_gains: bool 
     by_place: dict[tuple[object, object], list[Cell]] = {}
     for cell in cells:
         by_place.setdefault((cell["bed"], cell["arm"]), []).append(cell)
+    usual = {
+        bed: statistics.mode([len(by_place[place]) for place in by_place if place[0] == bed] or [0])
+        for bed in beds
+    }
     for arm, label in RESULTS.items():
         row = [
             _mean(
@@ -183,12 +192,18 @@ def results_table(cells: Sequence[Cell], beds: Sequence[str], *, as_gains: bool 
                 figure,
                 less=float(matrix(by_place[bed, "untrained"], figure).mean()) if as_gains else None,
             )
+            + (_seeds(by_place.get((bed, arm), []), usual[bed]) if figure == "greedy" else "")
             for bed in beds
             for figure in ("greedy", "sampled")
         ]
         if any(row) and not (as_gains and arm == "untrained"):
             lines.append(f"| {label} | {' | '.join(row)} |")
     return "\n".join(lines)
+
+
+def _seeds(cells: Sequence[Cell], usual: int) -> str:
+    """The number of seeds of an arm, where it is told by nothing else."""
+    return f" ({len(cells)})" if len(cells) not in (usual, 0, 1, 2) else ""
 
 
 def _mean(
