@@ -1,5 +1,6 @@
 """Critics beside the judge: verdicts that are read, and accuracies on the same pairs, by hand."""
 
+import statistics
 from dataclasses import replace
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 from review_agents import RENDERER, but, honest, judge_of, larger_wins, play
 
 from viva.eval.records import Figure
-from viva.eval.screening import Criticised, Verdict, criticised, have_pairs_judged, verdict_of
+from viva.eval.screening import Criticised, Verdict, criticised, have_pairs_judged, records_of, verdict_of
 from viva.eval.screening_advice import screening_advice
 from viva.eval.screening_figures import conversation_screening, critic_figures
 from viva.judging.ballots import Preference, Tie
@@ -106,7 +107,7 @@ def says(place):
 async def test_a_conversation_is_read_and_its_pairs_are_judged_in_both_orders():
     agents = dict.fromkeys(range(3), but(honest({0: 9, 1: 1, 2: 9}), critique=says))
     outcome, _, _ = await play(agents)
-    (found,) = criticised([outcome, replace(outcome, group=None)])
+    (found,) = criticised(records_of([outcome, replace(outcome, group=None)]))
     assert found.correct == {0: True, 1: False, 2: True}
     assert found.solutions[1] == "quality 1 by 1"
     assert {(each.critic, each.target): each.says_right for each in found.verdicts} == {
@@ -120,6 +121,38 @@ async def test_a_conversation_is_read_and_its_pairs_are_judged_in_both_orders():
     (few,) = await have_pairs_judged([found], judge_of(), 0, most=1)
     assert len(few.judged) == 2
     assert (await have_pairs_judged([found], judge_of(), 0, most=0)) == (found,)
+
+
+async def test_every_reward_that_conversations_suffice_for_is_correlated_with_the_truth():
+    qualities = {0: 9, 1: 1, 2: 9, 3: 1}
+    outcome, _, _ = await play(dict.fromkeys(range(4), honest(qualities)))
+    records = records_of([outcome, replace(outcome, group=None)])
+    (record,) = records
+    assert record.correct == {0: True, 1: False, 2: True, 3: False}
+
+    def found(own, *, is_known=True):
+        return conversation_screening({}, (), {"critique": own}, is_known=is_known, resamples=200, seed=0)
+
+    figures = found(records)
+    names = {name.removeprefix("critique/correlation/") for name in figures}
+    assert {"majority", "r_sol", "r_diag", "peer_review", "maca", "shuffled"} <= names
+    assert names.isdisjoint({"answers", "log_probability"})  # the truth itself; transcripts have no logprobs
+    assert figures["critique/correlation/majority"].value is None  # two agents each: all earn the same
+    paid = record.streams
+    r_sol = statistics.correlation(
+        [paid[agent]["r_sol"] for agent in range(4)], [float(record.correct[agent]) for agent in range(4)]
+    )
+    assert figures["critique/correlation/r_sol"].value == pytest.approx(r_sol)
+    assert r_sol > 0.9
+    # votes the other way round, or a reward that pays the wrong ones, are told
+    worse = record.model_copy(
+        update={"correct": {agent: not right for agent, right in record.correct.items()}}
+    )
+    assert found([worse])["critique/correlation/r_sol"].value == pytest.approx(-r_sol)
+    # a conversation that differs in nothing that a reward pays counts against it, as one that all solve does
+    alike = record.model_copy(update={"correct": dict.fromkeys(range(4), True)})
+    assert 0 < found([record, alike])["critique/correlation/r_sol"].value < r_sol
+    assert found(records, is_known=False) == {}
 
 
 async def test_a_judge_that_answers_first_answers_once_for_all_pairs_of_a_conversation():

@@ -296,7 +296,7 @@ def shown_figure(name: str, value: float | None, *, sign: str = "") -> str:
         return "-"
     if name.endswith(("tokens", "samples", "bits")):
         return f"{value:{sign}.1f}"
-    if name.startswith("correlation/") or name.endswith(("correlation", "nats", "kappa")):
+    if "correlation/" in name or name.endswith(("correlation", "nats", "kappa")):
         return f"{value:+.2f}"
     signed = "+" if "_less_" in name else sign
     return f"{100 * value:{signed}.1f} %"

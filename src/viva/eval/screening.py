@@ -270,16 +270,18 @@ def verdict_of(text: str) -> bool | None:
     return None if found is None else found["right"] is not None
 
 
-def criticised(outcomes: Sequence[GroupOutcome]) -> tuple[Criticised, ...]:
-    """The conversations that were held to their end, with graded first solutions."""
-    found: list[Criticised] = []
-    for outcome in outcomes:
-        if outcome.group is None:
-            continue
-        record = ConversationRecord.model_validate(record_of(outcome.builder))
-        if record.correct_initial is not None:
-            found.append(_read(record, record.correct_initial))
-    return tuple(found)
+def records_of(outcomes: Sequence[GroupOutcome]) -> tuple[ConversationRecord, ...]:
+    """The conversations that were held to their end."""
+    return tuple(
+        ConversationRecord.model_validate(record_of(outcome.builder))
+        for outcome in outcomes
+        if outcome.group is not None
+    )
+
+
+def criticised(records: Sequence[ConversationRecord]) -> tuple[Criticised, ...]:
+    """Those with graded first solutions."""
+    return tuple(_read(each, each.correct_initial) for each in records if each.correct_initial is not None)
 
 
 def _read(record: ConversationRecord, graded: Mapping[int, bool]) -> Criticised:

@@ -5,8 +5,8 @@ with ``a`` and ``b`` the rewards and the rightness of the answers to a problem, 
 
     r = sum_P sum_N a b / sqrt(sum_P sum_N a^2 sum_P sum_N b^2)
 
-over all problems. Groups that are all right or all wrong add to the first sum below the root alone: what a reward pays
-there has nothing to do with the truth, but is trained on.
+over all problems, or over conversations and the final solutions of their agents. Groups that are all right or all wrong
+add to the first sum below the root alone: what a reward pays there has nothing to do with the truth, but is trained on.
 """
 
 import math
@@ -32,8 +32,18 @@ from viva.eval.figures import conversation_figures
 from viva.eval.records import Figure, Played
 from viva.eval.screening import Criticised, Screened, solutions_of
 from viva.judging.ballots import ballot_accuracy
-from viva.judging.comparison import Comparison, JudgeError, judge_accuracy, judge_health, reward_truth_gap
+from viva.judging.bradley_terry import BradleyTerryError
+from viva.judging.comparison import (
+    Comparison,
+    JudgeError,
+    NoValidComparisonsError,
+    judge_accuracy,
+    judge_health,
+    reward_truth_gap,
+)
+from viva.judging.records import ConversationRecord
 from viva.judging.rubric import weighted_mean
+from viva.rewards import NAMES, find_reward
 from viva.rewards.majority import answer_groups
 from viva.rewards.rubric import Rubric
 from viva.rewards.solutions import SolutionReward
@@ -44,6 +54,8 @@ LOW, HIGH = 0.2, 0.8
 _ABOUT_TRUTH = ("correct/first", "correct/final", "correct/best", "rank_correlation", "reward_truth_gap")
 _ABOUT_TALK = ("finish_rate", "void_rate", "tokens")
 _Term = tuple[float, float]
+_Paid = tuple[list[bool], list[float]]
+"""Of one group: what is right, and what is paid."""
 
 
 def screening_figures(
@@ -61,7 +73,7 @@ def screening_figures(
     for name, reward in rewards.items() if known else ():
         figures[f"correlation/{name}"] = correlation(
             [
-                _centred(each, reward, derive_seed(seed, "reward", place))
+                _centred(_paid(each, reward, derive_seed(seed, "reward", place)))
                 for place, each in enumerate(problems_P)
             ],
             resamples=resamples,
@@ -73,12 +85,24 @@ def screening_figures(
 def conversation_screening(
     played: Mapping[str, Sequence[Played]],
     critics: Sequence[Criticised] = (),
+    records: Mapping[str, Sequence[ConversationRecord]] | None = None,
     *,
     is_known: bool,
     resamples: int,
     seed: int,
 ) -> dict[str, Figure]:
-    """Figures of conversations, as in evaluations, by kind; those about the truth only where answers are known."""
+    """Figures of conversations by kind: those of evaluations, and the correlation of every reward with the truth.
+
+    What is about the truth is there only where answers are known.
+
+    Args:
+        played: The answers of all agents, by kind of conversation.
+        critics: The conversations of critique self-play, with what their critics said.
+        records: By kind, the conversations that were held to their end.
+        is_known: Whether answers are known.
+        resamples: Draws of each interval.
+        seed: Of the draws, and of rewards that draw.
+    """
     terms = {
         f"{kind}/{name}": each
         for kind, talks in played.items()
@@ -86,7 +110,30 @@ def conversation_screening(
         if name in _ABOUT_TALK or (is_known and name in _ABOUT_TRUTH)
     }
     terms |= {f"critique/{name}": each for name, each in critic_figures(critics).items()}
-    return summarise(terms, resamples=resamples, seed=derive_seed(seed, "bootstrap"))
+    figures = summarise(terms, resamples=resamples, seed=derive_seed(seed, "bootstrap"))
+    for kind, own in (records or {}).items() if is_known else ():
+        for name in NAMES:
+            if name == "answers":
+                continue  # the truth itself
+            paid = [_paid_agents(each, name, derive_seed(seed, "reward", i)) for i, each in enumerate(own)]
+            if any(each is not None for each in paid):
+                figures[f"{kind}/correlation/{name}"] = correlation(
+                    [_centred(each) for each in paid],
+                    resamples=resamples,
+                    seed=derive_seed(seed, "bootstrap"),
+                )
+    return figures
+
+
+def _paid_agents(record: ConversationRecord, name: str, seed: int) -> _Paid | None:
+    """Whether final solutions are right, and what a reward pays their agents; ``None`` where it cannot be computed."""
+    right = record.correct or {}
+    try:
+        paid = find_reward(name).stored_pay(record, seed)
+    except (ValueError, BradleyTerryError, NoValidComparisonsError):
+        return None
+    both = sorted(right.keys() & paid.keys())
+    return [right[agent] for agent in both], [paid[agent] for agent in both]
 
 
 def _accuracies(problems_P: Sequence[Screened]) -> dict[str, Terms]:
@@ -235,7 +282,7 @@ def _num_right(problem: Screened) -> int:
     return sum(one.answer.right for one in problem.tries_N)
 
 
-def _paid(problem: Screened, reward: SolutionReward, seed: int) -> tuple[list[bool], list[float]] | None:
+def _paid(problem: Screened, reward: SolutionReward, seed: int) -> _Paid | None:
     """Whether each of the answers that were given to a problem is right, and its reward; ``None``: it is not known."""
     given = [number for number, one in enumerate(problem.tries_N) if one.answer.num_tokens]
     tries = [problem.tries_N[number] for number in given]
@@ -249,9 +296,8 @@ def _paid(problem: Screened, reward: SolutionReward, seed: int) -> tuple[list[bo
         return None
 
 
-def _centred(problem: Screened, reward: SolutionReward, seed: int) -> tuple[float, float, float]:
-    """Sums over the answers to a problem: of a b, a^2 and b^2, see the module; of those that were given."""
-    paid = _paid(problem, reward, seed)
+def _centred(paid: _Paid | None) -> tuple[float, float, float]:
+    """Sums over a group's answers, or a conversation's agents: of a b, a^2 and b^2, see the module."""
     if paid is None or len(paid[0]) < 2:
         return 0.0, 0.0, 0.0
     truth, values = (np.asarray(each, dtype=np.float64) for each in paid)

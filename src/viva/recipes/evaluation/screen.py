@@ -19,12 +19,14 @@ from viva.eval.screening import (
     Screening,
     criticised,
     have_pairs_judged,
+    records_of,
     write_screening,
 )
 from viva.eval.screening_advice import screening_advice
 from viva.eval.screening_figures import conversation_screening, screening_figures
 from viva.judging.answers import AnswerCheck
 from viva.judging.judge import JudgeOptions, PolicyRef, PolicySelfComparisonJudge
+from viva.judging.records import ConversationRecord
 from viva.recipes.common import say
 from viva.recipes.config import DataOptions
 from viva.recipes.data import as_asked, check_prompts_path, check_sources, load_prompts_path
@@ -246,7 +248,8 @@ def _reward(name: str, options: ScreenOptions) -> SolutionReward:
         reward = reward.around(rubric(options.criteria))
     if not isinstance(reward, SolutionReward) or not reward.pays_samples:
         raise ValueError(
-            f"rewards must pay solutions, like majority, log_probability or shuffled; {name} pays conversations"
+            f"rewards must pay solutions, like majority, log_probability or shuffled; {name} pays conversations: "
+            "conversations=24 holds some, and says how every reward goes with the truth in them"
         )
     return reward
 
@@ -256,6 +259,7 @@ async def _sample(
 ) -> Screening:
     costs = Costs()
     played: dict[str, tuple[Played, ...]] = {}
+    records: dict[str, tuple[ConversationRecord, ...]] = {}
     critics: tuple[Criticised, ...] = ()
     async with AsyncExitStack() as stack:
         judged = await stack.enter_async_context(opened_judge(_judge_of(plan.reward), opened, plan.path))
@@ -277,10 +281,11 @@ async def _sample(
                 played[kind], outcomes, _ = await play_all(
                     opened.client, talks, plan.items[: options.conversations], plan.check
                 )
+            records[kind] = records_of(outcomes)
             if kind == "critique":
                 with costs.part("critics' pairs"):
                     critics = await have_pairs_judged(
-                        criticised(outcomes),
+                        criticised(records[kind]),
                         screener.judge,
                         options.seed,
                         most=options.num_pairs,
@@ -289,7 +294,7 @@ async def _sample(
     has_answers = plan.items[0].answer is not None
     figures = screening_figures(problems, plan.rewards, resamples=options.resamples, seed=options.seed)
     figures |= conversation_screening(
-        played, critics, is_known=has_answers, resamples=options.resamples, seed=options.seed
+        played, critics, records, is_known=has_answers, resamples=options.resamples, seed=options.seed
     )
     advice = screening_advice(
         figures,
