@@ -1,5 +1,6 @@
 """Stop rules, prefixes, threads and the package's front."""
 
+import logging
 import os
 import platform
 import subprocess
@@ -14,7 +15,8 @@ from hypothesis import strategies as st
 from tiny_engine import make_tokenizer
 
 import viva.engine
-from viva import threads
+from viva import threads, tiny
+from viva.engine.model import read_base_model
 from viva.engine.requests import BLOCK, StopRule, block_digests
 from viva.engine.sequences import PrefixCache
 
@@ -196,3 +198,16 @@ def test_freed_memory_is_used_again_unless_the_user_tunes_it(tuned: dict[str, st
     )
     first, second = map(int, done.stdout.split())
     assert (second > first / 2) == again
+
+
+def test_a_long_text_is_not_said_to_break_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine refuses prompts that are too long; ``transformers`` would speak of indexing errors to come."""
+    base = read_base_model(str(tiny.model_path()), torch.device("cpu"), torch.float32)
+    said: list[str] = []
+    logger = logging.getLogger("transformers.tokenization_utils_base")
+    monkeypatch.setattr(logger, "warning", lambda text, *_: said.append(text))
+    assert len(base.tokenizer("many words " * 3000)["input_ids"]) > base.tokenizer.model_max_length
+    assert said == []
+    base.tokenizer.deprecation_warnings.clear()
+    base.tokenizer("many words " * 3000)
+    assert len(said) == 1  # which it does say

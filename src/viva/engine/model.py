@@ -165,6 +165,8 @@ def read_base_model(name: str, device: torch.device, dtype: torch.dtype) -> Base
         tokenizer = AutoTokenizer.from_pretrained(
             repository, revision=revision or "main", trust_remote_code=False
         )
+    # it would warn of "indexing errors" once a prompt is too long, which the engine refuses by its own message
+    tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
     module, report = loaded
     check_loaded(name, report, tokenizer)
     has_softcap = getattr(module.config, "attn_logit_softcapping", None) is not None
