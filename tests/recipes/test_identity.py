@@ -118,6 +118,12 @@ def test_nor_where_the_run_has_no_checkpoint_yet(model, start, refuses, tmp_path
     assert f"the run in {tmp_path / 'run'} belongs to another base model" in told
 
 
+def test_a_run_does_not_end_before_where_it_is(run, start, refuses):
+    told = refuses(lambda: start(run, max_steps=1, behavior_if_exists="resume"), run)
+    assert f"the run in {run} has made 2 steps, and is to end after 1; give as many steps" in told
+    assert start(run, max_steps=2, behavior_if_exists="resume") == 0
+
+
 def test_a_run_on_the_built_in_policy_goes_on_after_the_package_moved(model, start, tmp_path, monkeypatch):
     monkeypatch.setattr("viva.tiny.model_path", lambda: model)
     assert start(tmp_path / "run", model_name="tiny") == 0

@@ -257,6 +257,11 @@ async def _open_run_on(
     from viva.training.service import context_window
 
     client, resume_from = await _open_client(options, prepared, service)
+    if resume_from is not None and resume_from.next_step > options.num_steps:
+        raise ValueError(
+            f"the run in {prepared.folder.path} has made {resume_from.next_step} steps, and is to end after "
+            f"{options.num_steps}; give as many steps as before or more, or another log_path for a shorter run"
+        )
     if options.engine.engine == "local":
         prepared = prepared.with_base(model_digests(options.model), name=options.model)
     renderer = load_renderer(
