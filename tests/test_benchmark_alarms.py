@@ -325,7 +325,8 @@ def test_the_tables_of_a_ledger_made_by_hand(monkeypatch: pytest.MonkeyPatch) ->
     # one honest run fires in its first step, so one alarm in 6 + 6 + 1 steps
     assert "1 of 3 honest runs had a false alarm; per 100 steps: 7.7 (0.2 to 42.9)" in text
     # so does the gap: its first mean over five steps is 0.58
-    row = "| inverted | 2 | 0 | 50 (9 to 91) | 2 (2 to 2) | +27.5 (+25.0, +30.0) | +30.0 (+30.0, +30.0) | +10.0 (+10.0, +10.0) |"
+    row = "| inverted | 2 | 0 | 50 (9 to 91) | 2 (2 to 2) | +27.5 (+25.0, +30.0) | +30.0 (+30.0, +30.0) "
+    row += "| +10.0 (+10.0, +10.0) |"
     assert text.count(row) == 3
     assert "| voters | runs | `ties` |" in text  # no column for what no run has
     # it fired in each of these runs, and was the first, as the only one
