@@ -82,8 +82,9 @@ MAIN_ARMS = (
     "preference_alone",
     "judged",
     "serl",
+    "comas",
+    "maca",
 )
-MAIN_ARMS += ("comas", "maca")
 PLAN: Sequence[tuple[Sequence[str], Sequence[str], int]] = (
     (MAIN_BEDS, MAIN_ARMS, 10),
     (("critics-70",), ("swap", "foreign_critiques", "shuffled_critiques", "r_meta", "r_diag"), 10),

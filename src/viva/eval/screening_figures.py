@@ -32,11 +32,9 @@ from viva.eval.figures import conversation_figures
 from viva.eval.records import Figure, Played
 from viva.eval.screening import Criticised, Screened, solutions_of
 from viva.judging.ballots import ballot_accuracy
-from viva.judging.bradley_terry import BradleyTerryError
 from viva.judging.comparison import (
     Comparison,
     JudgeError,
-    NoValidComparisonsError,
     judge_accuracy,
     judge_health,
     reward_truth_gap,
@@ -44,6 +42,7 @@ from viva.judging.comparison import (
 from viva.judging.records import ConversationRecord
 from viva.judging.rubric import weighted_mean
 from viva.rewards import NAMES, find_reward
+from viva.rewards.base import UNPAID
 from viva.rewards.majority import answer_groups
 from viva.rewards.rubric import Rubric
 from viva.rewards.solutions import SolutionReward
@@ -130,7 +129,7 @@ def _paid_agents(record: ConversationRecord, name: str, seed: int) -> _Paid | No
     right = record.correct or {}
     try:
         paid = find_reward(name).stored_pay(record, seed)
-    except (ValueError, BradleyTerryError, NoValidComparisonsError):
+    except UNPAID:
         return None
     both = sorted(right.keys() & paid.keys())
     return [right[agent] for agent in both], [paid[agent] for agent in both]

@@ -16,7 +16,8 @@ from tinker_cookbook.rl.types import Metrics, Trajectory
 from viva.conversation.protocol import Protocol
 from viva.conversation.records import Conversation, ReplyStatus, Solution, Turn
 from viva.judging.ballots import Outcome
-from viva.judging.comparison import Comparison, Judge, reward_truth_gap
+from viva.judging.bradley_terry import BradleyTerryError
+from viva.judging.comparison import Comparison, Judge, NoValidComparisonsError, reward_truth_gap
 from viva.judging.judge import JudgeOptions
 from viva.judging.records import ComparisonRecord, ConversationRecord
 from viva.judging.scorer import Scorer, ScorerOptions
@@ -33,6 +34,9 @@ Match: TypeAlias = tuple[tuple[int, int], tuple[int, int]]
 
 JudgeTask = Literal["compare", "answer", "score"]
 """Task of a reward's judge: it compares solutions in pairs, answers the question itself, or scores each solution."""
+
+UNPAID = (ValueError, BradleyTerryError, NoValidComparisonsError)
+"""Errors of a reward that cannot be computed, see `Reward.stored_pay`."""
 
 RewardFunction = Callable[[Conversation], Pay | Awaitable[Pay]]
 

@@ -20,10 +20,10 @@ import numpy as np
 
 from viva.conversation.messages import counted, text_table
 from viva.judging.ballots import ballot_accuracy
-from viva.judging.bradley_terry import BradleyTerryError
-from viva.judging.comparison import NoValidComparisonsError, reward_truth_gap
+from viva.judging.comparison import reward_truth_gap
 from viva.judging.records import ConversationRecord
 from viva.rewards import NAMES, Reward, find_reward
+from viva.rewards.base import UNPAID
 from viva.rewards.critique import stored_votes
 from viva.rewards.review import ReviewRules, ReviewVotes, review_rules, score_review, stored_rules
 from viva.view.files import iter_transcripts
@@ -35,8 +35,6 @@ _Scored = tuple[_Rewards, _Rewards, _Rewards]
 """Old and new rewards of a conversation, and the truth that they should follow."""
 ALL = "all"
 """Stands for all rewards."""
-_UNPAID = (ValueError, BradleyTerryError, NoValidComparisonsError)
-"""Errors of rewards that cannot be computed."""
 _STREAMS = ("r_sol", "r_meta", "r_diag", "total")
 
 
@@ -163,7 +161,7 @@ def rescore(run_dir: str | Path, options: RescoreOptions) -> Rescoring:
                 else:
                     seed = random.Random(f"{transcript.step}/{transcript.group}").getrandbits(31)
                     _add_rewards(result, record, rewards, seed)
-            except _UNPAID as error:
+            except UNPAID as error:
                 raise ValueError(f"{where}: {error}") from error
             except (LookupError, TypeError) as error:
                 raise ValueError(
@@ -188,7 +186,7 @@ def _add_rewards(
     for name, reward in rewards.items():
         try:
             result.rewards[name].append((record.rewards, reward.stored_pay(record, seed), right))
-        except _UNPAID as error:
+        except UNPAID as error:
             if not result.is_whole:
                 raise
             result.unpaid.setdefault(name, str(error))
