@@ -670,3 +670,20 @@ def test_the_table_of_results_tells_the_number_of_seeds_that_differs_from_its_be
     rows = {line.split(" |")[0][2:]: line for line in results_table(cells, ["steps"]).splitlines()[2:]}
     assert rows[RESULTS["majority"]].endswith("| 50.0 ± 0.0 | 50.0 ± 0.0 |")
     assert rows[RESULTS["critique"]].endswith("| 50.0 ± 0.0 (3) | 50.0 ± 0.0 |")
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [("beds=nowhere", "unknown bed 'nowhere'; allowed: steps"), ("arms=nobody", "unknown arm 'nobody'")],
+)
+def test_beds_and_arms_that_are_unknown_are_refused(given, told):
+    with pytest.raises(SystemExit, match=told):
+        run.main([given])
+
+
+def test_the_plan_names_beds_and_arms_that_are_there_and_no_cell_twice():
+    planned = list(run.wanted([(beds, arms, range(count)) for beds, arms, count in run.PLAN]))
+    assert len(planned) == len(set(planned))
+    assert {bed for bed, _, _ in planned} <= set(BEDS)
+    assert {arm for _, arm, _ in planned} <= ARMS.keys()
+    assert [seed for _, _, seed in planned] == sorted(seed for _, _, seed in planned)

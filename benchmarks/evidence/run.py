@@ -336,7 +336,10 @@ def main(argv: Sequence[str]) -> None:
         )
     if unknown := sorted({arm for _, arms, _ in plan for arm in arms} - ARMS.keys()):
         sys.exit(f"unknown arm {unknown[0]!r}; allowed: {', '.join(ARMS)}")
-    beds = [bed_named(name) for name in dict.fromkeys(name for names, _, _ in plan for name in names)]
+    names = dict.fromkeys(name for names, _, _ in plan for name in names)
+    if unknown := sorted(names.keys() - set(BEDS)):
+        sys.exit(f"unknown bed {unknown[0]!r}; allowed: {', '.join(BEDS)}")
+    beds = [bed_named(name) for name in names]
     missing = [bed for bed in beds if bed.model != "tiny" and not Path(bed.model).exists()]
     if any(isinstance(bed, RealBed) for bed in missing):
         sys.exit(f"{missing[0].model} is not there; `make models` fetches it")
