@@ -78,7 +78,7 @@ bench: setup
 	-$(MAKE) .venv-skyrl/.viva-is-set-up
 	$(PY) benchmarks/performance/run.py $(BENCH)
 
-evidence: setup
+evidence: models
 	$(PY) benchmarks/evidence/run.py $(EVIDENCE)
 
 setup: $(STAMP)

@@ -316,30 +316,36 @@ def did_another_thing(argv: Sequence[str]) -> bool:
     return False
 
 
-def main(argv: Sequence[str]) -> None:
-    """Run what is missing and write the tables."""
-    if did_another_thing(argv):
-        return
-    given = dict(argument.split("=", 1) for argument in argv)
+def plan_of(given: dict[str, str]) -> list[tuple[Sequence[str], Sequence[str], Sequence[int]]]:
+    """Beds, arms and seeds: those that the command line gives, taken from it, else those of `PLAN`."""
     plan = [(beds, arms, range(count)) for beds, arms, count in PLAN]
     if given.keys() & {"beds", "arms", "seeds"}:
         beds = given.pop("beds", ",".join(MAIN_BEDS)).split(",")
         arms = given.pop("arms", ",".join(MAIN_ARMS)).split(",")
         count = given.pop("seeds", "10")
         plan = [(beds, arms, (NAMED,) if count == "named" else range(int(count)))]
-    most = int(given.pop("cells", "1000000"))
-    folder = Path(given.pop("folder", "runs/evidence"))
+    for kind, known, names in (
+        ("bed", BEDS, {name for beds, _, _ in plan for name in beds}),
+        ("arm", ARMS, {name for _, arms, _ in plan for name in arms}),
+    ):
+        if unknown := sorted(names - set(known)):
+            sys.exit(f"unknown {kind} {unknown[0]!r}; allowed: {', '.join(known)}")
+    return plan
+
+
+def main(argv: Sequence[str]) -> None:
+    """Run what is missing and write the tables."""
+    if did_another_thing(argv):
+        return
+    given = dict(argument.split("=", 1) for argument in argv)
+    plan = plan_of(given)
+    most, folder = int(given.pop("cells", "1000000")), Path(given.pop("folder", "runs/evidence"))
     if given:
         sys.exit(
             f"unknown option {next(iter(given))!r}; allowed: beds, arms, seeds, cells, folder, or one of the words "
             "tables, problems, audit, transcripts, scores, contrast and shortcuts"
         )
-    if unknown := sorted({arm for _, arms, _ in plan for arm in arms} - ARMS.keys()):
-        sys.exit(f"unknown arm {unknown[0]!r}; allowed: {', '.join(ARMS)}")
-    names = dict.fromkeys(name for names, _, _ in plan for name in names)
-    if unknown := sorted(names.keys() - set(BEDS)):
-        sys.exit(f"unknown bed {unknown[0]!r}; allowed: {', '.join(BEDS)}")
-    beds = [bed_named(name) for name in names]
+    beds = [bed_named(name) for name in dict.fromkeys(name for names, _, _ in plan for name in names)]
     missing = [bed for bed in beds if bed.model != "tiny" and not Path(bed.model).exists()]
     if any(isinstance(bed, RealBed) for bed in missing):
         sys.exit(f"{missing[0].model} is not there; `make models` fetches it")
