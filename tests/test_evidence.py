@@ -687,3 +687,39 @@ def test_the_plan_names_beds_and_arms_that_are_there_and_no_cell_twice():
     assert {bed for bed, _, _ in planned} <= set(BEDS)
     assert {arm for _, arm, _ in planned} <= ARMS.keys()
     assert [seed for _, _, seed in planned] == sorted(seed for _, _, seed in planned)
+
+
+_NUMBER = r"([+-]?\d+\.\d)"
+_ROW = re.compile(
+    rf"^\| `\S+` - `\S+` \| (\d+) \| [01] \| {_NUMBER} \({_NUMBER} to {_NUMBER}\) \|[^|]*\|[^|]*\| (\S+) \|$",
+    re.M,
+)
+_CLAIM = re.compile(rf"{_NUMBER} \({_NUMBER} to {_NUMBER}, (\d+) seeds(?:; p (?:by Holm )?(0\.\d+))?\)")
+
+
+def untrue_p_values(prose, tables):
+    """Contrasts whose p by Holm is above 0.05 and not said, or is another one than the one that is said."""
+    by_claim = {}
+    for seeds, mean, low, high, holm_p in _ROW.findall(tables):
+        by_claim.setdefault((abs(float(mean)), abs(float(low) + float(high)), seeds), []).append(
+            float(holm_p)
+        )
+    found = []
+    for claim in _CLAIM.finditer(prose):
+        mean, low, high, seeds, said = claim.groups()
+        true = by_claim.get((abs(float(mean)), abs(float(low) + float(high)), seeds), [])
+        is_silent = said is None and float(low) * float(high) > 0 and min(true, default=0.0) > 0.05
+        is_other = said is not None and all(abs(each - float(said)) > 0.006 for each in true)
+        found += [claim[0]] * (is_silent or is_other)
+    return found
+
+
+def test_p_by_holm_stands_beside_every_contrast_that_it_does_not_bear_out():
+    prose, _, tables = run.page().partition("\n## Tables")
+    front = run.front_page()
+    assert len(_CLAIM.findall(front)) > 10
+    assert untrue_p_values(front + prose, tables) == []
+    # a claim whose p is left out, and one with another p, are found
+    silent = re.sub(r"; p (by Holm )?0\.\d+", "", front + prose)
+    assert len(untrue_p_values(silent, tables)) > 10
+    assert untrue_p_values(front.replace("; p 0.47", "; p 0.01"), tables) != []
