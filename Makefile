@@ -78,7 +78,8 @@ bench: setup
 	-$(MAKE) .venv-skyrl/.viva-is-set-up
 	$(PY) benchmarks/performance/run.py $(BENCH)
 
-evidence: models
+evidence: setup
+	@$(PY) scripts/fetch_models.py || true
 	$(PY) benchmarks/evidence/run.py $(EVIDENCE)
 
 setup: $(STAMP)

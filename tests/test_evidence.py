@@ -682,7 +682,7 @@ def test_beds_and_arms_that_are_unknown_are_refused(given, told):
 
 
 def test_the_plan_names_beds_and_arms_that_are_there_and_no_cell_twice():
-    planned = list(run.wanted([(beds, arms, range(count)) for beds, arms, count in run.PLAN]))
+    planned = list(run.wanted(run.PLAN))
     assert len(planned) == len(set(planned))
     assert {bed for bed, _, _ in planned} <= set(BEDS)
     assert {arm for _, arm, _ in planned} <= ARMS.keys()

@@ -71,11 +71,11 @@ FRONT_BEDS = ("words", "sums", "steps", "trap-70", "critics-70")
 _TABLES = "## Tables"
 _GAINS = "### Points gained over the untrained policy, side by side"
 MAIN_BEDS = ("critics-70", "trap-70", "steps")
-_VOTED = ("answers", "majority", "shuffled", "log_probability", "peer_prediction")
-_TALKED = ("r_sol", "critique", "preference")
+_PLAIN = ("answers", "majority", "shuffled", "log_probability", "peer_prediction")
+_TALKS = ("r_sol", "critique", "preference")
 MAIN_ARMS = (
-    *_VOTED,
-    *_TALKED,
+    *_PLAIN,
+    *_TALKS,
     "r_sol_floor_0.1",
     "no_exchange",
     "apart",
@@ -85,15 +85,17 @@ MAIN_ARMS = (
     "comas",
     "maca",
 )
-PLAN: Sequence[tuple[Sequence[str], Sequence[str], int]] = (
-    (MAIN_BEDS, MAIN_ARMS, 10),
-    (("critics-70",), ("swap", "foreign_critiques", "shuffled_critiques", "r_meta", "r_diag"), 10),
-    (("critics-50", "critics-60", "critics-80"), ("majority", "judged", "r_sol"), 10),
-    (("sums", "words"), (*_VOTED, *_TALKED, "hint", "feedback"), 5),
-    (("rare-1", "rare-5", "rare-20", "rare-57"), RARE_ARMS, 3),
-    (("critics-70",), LONG_ARMS, 3),
+Part = tuple[Sequence[str], Sequence[str], Sequence[int]]
+"""Beds, arms and seeds."""
+PLAN: Sequence[Part] = (
+    (MAIN_BEDS, MAIN_ARMS, range(10)),
+    (("critics-70",), ("swap", "foreign_critiques", "shuffled_critiques", "r_meta", "r_diag"), range(10)),
+    (("critics-50", "critics-60", "critics-80"), ("majority", "judged", "r_sol"), range(10)),
+    (("sums", "words"), (*_PLAIN, *_TALKS, "hint", "feedback"), range(5)),
+    (("rare-1", "rare-5", "rare-20", "rare-57"), RARE_ARMS, range(3)),
+    (("critics-70",), LONG_ARMS, range(3)),
 )
-"""Beds, arms and seeds of the whole bench. Beds after a warm-up and the larger model's are named where they are run."""
+"""The whole bench. Beds after a warm-up and the larger model's are named where they are run."""
 UNTRAINED = "untrained"
 
 
@@ -136,19 +138,12 @@ def rate_of(cells: Sequence[Cell], bed: Bed, arm: str) -> float | None:
     return max(scores, key=lambda rate: (scores[rate], -rate))
 
 
-def wanted(
-    plan: Iterable[tuple[Sequence[str], Sequence[str], Sequence[int]]],
-) -> Iterator[tuple[str, str, int]]:
+def wanted(plan: Sequence[Part]) -> Iterator[tuple[str, str, int]]:
     """Bed, arm and seed of all cells, seed by seed."""
-    cells = {
-        (seed, part, bed, arm): None
-        for part, (beds, arms, seeds) in enumerate(plan)
-        for seed in seeds
-        for bed in beds
-        for arm in arms
-    }
-    for seed, _, bed, arm in sorted(cells, key=lambda cell: cell[:2]):
-        yield bed, arm, seed
+    for seed in sorted({seed for _, _, seeds in plan for seed in seeds}):
+        for beds, arms, seeds in plan:
+            if seed in seeds:
+                yield from ((bed, arm, seed) for bed in beds for arm in arms)
 
 
 def run_one(bed: Bed, arm: str, seed: int, folder: Path) -> bool:
@@ -316,9 +311,9 @@ def did_another_thing(argv: Sequence[str]) -> bool:
     return False
 
 
-def plan_of(given: dict[str, str]) -> list[tuple[Sequence[str], Sequence[str], Sequence[int]]]:
-    """Beds, arms and seeds: those that the command line gives, taken from it, else those of `PLAN`."""
-    plan = [(beds, arms, range(count)) for beds, arms, count in PLAN]
+def plan_of(given: dict[str, str]) -> Sequence[Part]:
+    """The parts that the command line gives, taken from it, else those of `PLAN`."""
+    plan = PLAN
     if given.keys() & {"beds", "arms", "seeds"}:
         beds = given.pop("beds", ",".join(MAIN_BEDS)).split(",")
         arms = given.pop("arms", ",".join(MAIN_ARMS)).split(",")

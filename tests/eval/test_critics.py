@@ -16,6 +16,7 @@ from viva.judging.ballots import Preference, Tie
 from viva.judging.comparison import VERDICT_PREFIX, Comparison, Outcome
 from viva.judging.judge import VERDICT_SCORES, PolicyRef, PolicySelfComparisonJudge
 from viva.testing import ScriptedSamplingClient
+from viva.view.rescore import within_correlation
 
 
 @pytest.mark.parametrize(
@@ -144,6 +145,8 @@ async def test_every_reward_that_conversations_suffice_for_is_correlated_with_th
     )
     assert figures["critique/correlation/r_sol"].value == pytest.approx(r_sol)
     assert r_sol > 0.9
+    pairs = [(paid[agent]["r_sol"], float(record.correct[agent])) for agent in range(4)]
+    assert within_correlation([pairs])[0] == pytest.approx(r_sol)  # as `viva rescore reward=all` tells it
     # votes the other way round, or a reward that pays the wrong ones, are told
     worse = record.model_copy(
         update={"correct": {agent: not right for agent, right in record.correct.items()}}
@@ -169,7 +172,7 @@ async def test_a_judge_that_answers_first_answers_once_for_all_pairs_of_a_conver
 
 
 def advice(talks):
-    figures = conversation_screening({}, talks, is_known=True, resamples=200, seed=0)
+    figures = conversation_screening({}, talks, {}, is_known=True, resamples=200, seed=0)
     rest = dict.fromkeys(
         ("replies/finished", "replies/answer_found", "accuracy/greedy", "solved/mixed"),
         Figure(value=1.0, low=None, high=None, num_problems=9),

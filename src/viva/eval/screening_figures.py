@@ -32,16 +32,10 @@ from viva.eval.figures import conversation_figures
 from viva.eval.records import Figure, Played
 from viva.eval.screening import Criticised, Screened, solutions_of
 from viva.judging.ballots import ballot_accuracy
-from viva.judging.comparison import (
-    Comparison,
-    JudgeError,
-    judge_accuracy,
-    judge_health,
-    reward_truth_gap,
-)
+from viva.judging.comparison import Comparison, JudgeError, judge_accuracy, judge_health, reward_truth_gap
 from viva.judging.records import ConversationRecord
 from viva.judging.rubric import weighted_mean
-from viva.rewards import NAMES, find_reward
+from viva.rewards import NAMES, Reward, find_reward
 from viva.rewards.base import UNPAID
 from viva.rewards.majority import answer_groups
 from viva.rewards.rubric import Rubric
@@ -54,7 +48,7 @@ _ABOUT_TRUTH = ("correct/first", "correct/final", "correct/best", "rank_correlat
 _ABOUT_TALK = ("finish_rate", "void_rate", "tokens")
 _Term = tuple[float, float]
 _Paid = tuple[list[bool], list[float]]
-"""Of one group: what is right, and what is paid."""
+"""Rightness and pay of the members of a group."""
 
 
 def screening_figures(
@@ -83,8 +77,8 @@ def screening_figures(
 
 def conversation_screening(
     played: Mapping[str, Sequence[Played]],
-    critics: Sequence[Criticised] = (),
-    records: Mapping[str, Sequence[ConversationRecord]] | None = None,
+    critics: Sequence[Criticised],
+    records: Mapping[str, Sequence[ConversationRecord]],
     *,
     is_known: bool,
     resamples: int,
@@ -110,13 +104,12 @@ def conversation_screening(
     }
     terms |= {f"critique/{name}": each for name, each in critic_figures(critics).items()}
     figures = summarise(terms, resamples=resamples, seed=derive_seed(seed, "bootstrap"))
-    for kind, own in (records or {}).items() if is_known else ():
-        for name in NAMES:
-            if name == "answers":
-                continue  # the truth itself
-            paid = [_paid_agents(each, name, derive_seed(seed, "reward", i)) for i, each in enumerate(own)]
+    rewards = [find_reward(name) for name in NAMES if name != "answers"]  # which is the truth itself
+    for kind, own in records.items() if is_known else ():
+        for reward in rewards:
+            paid = [_paid_agents(each, reward, derive_seed(seed, "reward", i)) for i, each in enumerate(own)]
             if any(each is not None for each in paid):
-                figures[f"{kind}/correlation/{name}"] = correlation(
+                figures[f"{kind}/correlation/{reward.name}"] = correlation(
                     [_centred(each) for each in paid],
                     resamples=resamples,
                     seed=derive_seed(seed, "bootstrap"),
@@ -124,11 +117,11 @@ def conversation_screening(
     return figures
 
 
-def _paid_agents(record: ConversationRecord, name: str, seed: int) -> _Paid | None:
+def _paid_agents(record: ConversationRecord, reward: Reward, seed: int) -> _Paid | None:
     """Whether final solutions are right, and what a reward pays their agents; ``None`` where it cannot be computed."""
     right = record.correct or {}
     try:
-        paid = find_reward(name).stored_pay(record, seed)
+        paid = reward.stored_pay(record, seed)
     except UNPAID:
         return None
     both = sorted(right.keys() & paid.keys())

@@ -164,7 +164,7 @@ class ConversationRecord(_Record):
     failures: tuple[Failure, ...] = ()
     comparisons: tuple[ComparisonRecord, ...] = ()
     initial_judge_comparisons: tuple[ComparisonRecord, ...] = ()
-    """Of pairs of final solutions, by the policy as it was at the start, which pays nothing."""
+    """Comparisons of final solutions by the policy as it was at the start, which pay nothing."""
     gains: dict[int, dict[int, _Number]] | None = None
     """By informant and target, where a scorer was asked: see `viva.judging.scorer.Scorer.gains`."""
     judge_answer: str | None = None

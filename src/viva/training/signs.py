@@ -191,7 +191,7 @@ def _count_votes(
 def _against_initial_judge(
     votes: Sequence[_TextVote], comparisons: Sequence[ComparisonRecord], solutions: Mapping[int, str]
 ) -> list[float]:
-    """Of each vote on a pair that was compared, whether it is against the scores of both orders; a tie is half."""
+    """Whether each vote on a compared pair is against the scores of both orders; a tie is half."""
     scores: dict[tuple[str, str], float] = {}
     for each in comparisons:
         if each.score is not None:
