@@ -249,10 +249,10 @@ def contrast_table(cells: Sequence[Cell], named: Sequence[tuple[str, str]]) -> s
 def group_table(
     cells: Sequence[Cell], untrained: Cell | None, groups: Sequence[str], arms: Sequence[str]
 ) -> str:
-    """Accuracy at temperature 0 and 1 by group of problems, as `results_table` tells it."""
+    """Accuracy at temperature 0 and 1, and of the majority, by group of problems, as `results_table` tells it."""
     names = sorted(set(groups))
     members = {name: np.array([group == name for group in groups]) for name in names}
-    titles = ["arm", *(f"{name}, T = {t}" for t in (0, 1) for name in names)]
+    titles = ["arm", *(f"{name}, {figure}" for figure in ("T = 0", "T = 1", "maj@8") for name in names)]
     rows = [titles, ["---"] * len(titles)]
     for arm in ("untrained", *arms):
         found = [cell for cell in cells if cell["arm"] == arm]
@@ -261,7 +261,7 @@ def group_table(
         if found:
             values = [
                 _mean(found, figure, members=members[name])
-                for figure in ("greedy", "sampled")
+                for figure in ("greedy", "sampled", "majority")
                 for name in names
             ]
             rows.append([f"`{arm}`" if arm != "untrained" else arm, *values])

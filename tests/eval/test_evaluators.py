@@ -154,7 +154,7 @@ async def test_what_is_asked_besides_leaves_the_accuracy_as_it_is(renderer):
 
 async def test_an_evaluation_at_temperature_0_asks_once(renderer):
     sampler = Warm(renderer.tokenizer, None)
-    found = await evaluator(renderer, asks_greedy=True, temperature=0.0)(sampler, 0)
+    found = await evaluator(renderer, asks_greedy=True, num_samples=4, temperature=0.0)(sampler, 0)
     assert len(sampler.seeds) == 4
     assert found["test/direct_accuracy_greedy"] == found["test/direct_accuracy"] == 0.25
 

@@ -57,6 +57,7 @@ def generic(metric: str) -> str:
     metric = re.sub(r"^agent_\d+/", "agent_<i>/", metric.removeprefix("test/conversation/"))
     metric = re.sub(r"^rollout/drop_rate/agent_\d+$", "rollout/drop_rate/agent_<i>", metric)
     metric = re.sub(r"^sign/.*", "sign/<figure>", metric)
+    metric = re.sub(r"^test/direct_(avg|maj|pass)@\d+(_\w+)?$", "test/direct_<figure>@<n>", metric)
     metric = re.sub(r"^rollout/drop_rate/round_\d+$", "rollout/drop_rate/round_<r>", metric)
     return re.sub(
         r"^void/.*", "void/<metric>", re.sub(r"^rollout/errors/.*", "rollout/errors/<type>", metric)

@@ -61,7 +61,8 @@ def test_a_run_is_evaluated_to_the_very_metrics_it_logged(run, problems, capsys)
     assert found.problems == f"4 problems of {problems}"
     logged = {key: value for key, value in last_metrics(run).items() if key.startswith("test/")}
     assert found.metrics["direct"] | found.metrics["critique"] == logged
-    assert found.figures["direct/avg@1"].value == logged["test/direct_accuracy"]
+    assert found.figures["direct/avg@4"].value == logged["test/direct_avg@4"]
+    assert found.figures["direct/maj@4"].value == logged["test/direct_maj@4"]
     assert "critique/correct/best" in out
     assert "critique/equal_tokens/direct_maj" in out
     assert found.target | {"name": "", "model": ""} == {
@@ -80,9 +81,9 @@ def test_base_and_last_checkpoint_are_compared_in_the_figures_that_the_run_logge
         found = read_evaluation(path)
         logged = {key: value for key, value in row.items() if key.startswith("test/")}
         assert found.metrics["direct"] | found.metrics["critique"] == logged
-        assert f"{found.figures['direct/avg@1'].value:.1%}".replace("%", " %") in out
-    first, second = rows[-1]["test/direct_accuracy"], rows[0]["test/direct_accuracy"]
-    assert json.loads(compared.read_text())["figures"]["direct/avg@1"]["difference"] == first - second
+        assert f"{found.figures['direct/avg@4'].value:.1%}".replace("%", " %") in out
+    first, second = rows[-1]["test/direct_avg@4"], rows[0]["test/direct_avg@4"]
+    assert json.loads(compared.read_text())["figures"]["direct/avg@4"]["difference"] == first - second
 
 
 def test_its_conversations_are_left_in_the_form_of_a_runs_transcripts(run, capsys, tmp_path):
@@ -288,7 +289,7 @@ def test_stored_results_of_other_problems_or_options_are_not_compared(run, probl
     _, (one,) = evaluate(capsys, run, **options, output=tmp_path / "one.json")
     _, (other,) = evaluate(capsys, run, **options, num_samples=2, output=tmp_path / "other.json")
     assert viva.cli.main(["eval", str(one), f"against={other}"]) == 2
-    assert "made with other options: num_samples was 2 and is 1" in capsys.readouterr().err
+    assert "made with other options: num_samples was 2 and is 4" in capsys.readouterr().err
     _, (fewer,) = evaluate(capsys, run, **options, max_test_samples=2, output=tmp_path / "fewer.json")
     assert viva.cli.main(["eval", str(one), f"against={fewer}"]) == 2
     assert "is of other problems" in capsys.readouterr().err

@@ -99,7 +99,7 @@ class DirectEvaluator:
     items: Sequence[PromptItem]
     direct: DirectSampler
     num_samples: int = 1
-    """Answers to each as sampled; the first is that of ``test/direct_accuracy``."""
+    """Answers to each as sampled; the first is that of ``test/direct_accuracy``. At temperature 0 there is one."""
     asks_greedy: bool = False
     """Whether each is also asked at temperature 0."""
     begin: Begin = unseen
@@ -121,10 +121,12 @@ class DirectEvaluator:
         """All answers: those as sampled first, so that asking at temperature 0 does not change them."""
         costs = Costs()
         with costs.part("direct"):
-            asked = await ask_all(sampler, self.direct, self.items, self.num_samples, self.begin)
+            is_greedy = self.direct.sampling.temperature == 0
+            count = 1 if is_greedy else self.num_samples
+            asked = await ask_all(sampler, self.direct, self.items, count, self.begin)
             greedy: tuple[Asked, ...] = ()
-            if self.direct.sampling.temperature == 0:
-                greedy = tuple(replace(each, answers=each.answers[:1]) for each in asked)
+            if is_greedy:
+                greedy = asked
             elif self.asks_greedy:
                 greedy = await ask_all(
                     sampler, self.direct.at(0.0), self.items, 1, self.begin, "at temperature 0"

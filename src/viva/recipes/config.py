@@ -141,7 +141,7 @@ class RecipeConfig(DataOptions):
     eval_every: int = chz.field(default=5, doc="steps between evaluations; 0 never evaluates")
     eval_temperature: float | None = chz.field(default=None, doc="of direct answers; default: temperature")
     eval_greedy: bool = chz.field(default=True, doc="also ask test prompts at temperature 0")
-    eval_samples: int = chz.field(default=1, doc="direct answers to a test prompt; several have a majority")
+    eval_samples: int = chz.field(default=4, doc="direct answers to a test prompt: n of pass@k and maj@k")
     eval_judge: str | None = chz.field(
         default=None,
         doc="who compares test answers with those before training: initial (default where no answer is known), another "

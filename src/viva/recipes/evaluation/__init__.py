@@ -55,7 +55,10 @@ class EvalOptions(JudgeConfig, OpenedOptions):
         default=None,
         doc="of direct, conversation, critique, protocol; default: direct, and what the run trained",
     )
-    num_samples: int = chz.field(default=1, doc="direct answers to each problem: n of pass@k and maj@k")
+    num_samples: int | None = chz.field(
+        default=None,
+        doc="direct answers to each problem, n of pass@k and maj@k; default: as in the run, else 4, of a judge 1",
+    )
     equal_tokens: bool = chz.field(
         default=True, doc="also ask directly as often as the tokens of each conversation allow"
     )
@@ -166,6 +169,8 @@ def recipe_options(config: ConfigT, options: EvalOptions) -> ConfigT:
     given = {
         name: value for name, value in chz.asdict(options).items() if name in names and value is not None
     }
+    if options.num_samples is not None:
+        given["eval_samples"] = options.num_samples
     if "test_prompts_path" in given and "hf_dataset_name" not in given:
         given["hf_dataset_name"] = None  # another test set, not one more
     if "hf_dataset_name" in given:

@@ -187,13 +187,13 @@ async def _sample(
     if plan.is_open:
         with costs.part("direct"):
             asked = await ask_all(
-                opened.client, direct, plan.items, plan.options.num_samples, console.begin, "direct"
+                opened.client, direct, plan.items, plan.shared.eval_samples, console.begin, "direct"
             )
     elif "direct" in plan.kinds:
         evaluator = DirectEvaluator(
             items=plan.items,
             direct=direct,
-            num_samples=plan.options.num_samples,
+            num_samples=plan.shared.eval_samples,
             asks_greedy=plan.shared.eval_greedy,
             begin=console.begin,
         )

@@ -82,7 +82,7 @@ class EvalPlan:
         shared = self.shared
         record: dict[str, Any] = {
             "kinds": list(self.kinds),
-            "num_samples": self.options.num_samples,
+            "num_samples": shared.eval_samples,
             "equal_tokens": self.options.equal_tokens,
             "grader": self.check.name,
             "seed": shared.seed,
@@ -155,6 +155,7 @@ def make_plan(target: Target, options: EvalOptions, *, is_compared: bool) -> Eva
         kinds, conversations = ("direct",), {}
     if is_judged:
         _check_judged_kinds(kinds, is_open=len(known) < len(items))
+        shared = chz.replace(shared, eval_samples=options.num_samples or 1)  # a judge reads each twice
     for item in known:
         if why := check.refuses(item.answer or ""):
             raise ValueError(why)
