@@ -36,7 +36,8 @@ answers to ``steps-large`` better than one that only compares. ``rubric`` and ``
 contrasts, were named before they had been run, when such a judge of single answers had been tried on pairs of ``sums``
 and ``steps-large``. ``rubric_initial`` and its contrasts came when ``rubric_answers_first`` had been run once on
 ``steps-large``, where it took most of what the policy knew. ``foreign_critiques``, ``shuffled_critiques`` and the
-contrasts of ``r_sol_floor_0.1``, the default of today, were named before any of these had been run on a small bed.
+contrasts of ``r_sol_floor_0.1``, the default of today, were named before any of these had been run on a small bed;
+so were ``serl_votes`` and its contrasts.
 """
 
 from collections.abc import Mapping
@@ -349,6 +350,7 @@ ARMS: Mapping[str, Arm] = {
         "peer prediction, scored by the policy at the start", reward="peer_prediction", in_fours=True
     ),
     "comas": _critique("CoMAS: solver against critic", reward="comas"),
+    "serl_votes": _critique("SERL: solutions and the agents' votes on them", reward="serl_votes"),
     "maca": _critique("MACA: the majority's traces against the others", reward="maca"),
     "group_32": _samples("true answers, groups of 32 plain samples", reward="answers", group_size=32),
     "hint": _samples(
@@ -413,6 +415,8 @@ CONTRASTS = (
     ("r_sol_steps", "r_sol"),
     ("r_sol", "serl"),
     ("r_sol", "comas"),
+    ("r_sol", "serl_votes"),
+    ("serl_votes", "majority"),
     ("r_sol", "maca"),
     ("r_sol", "log_probability"),
     ("r_sol", "peer_prediction"),

@@ -89,7 +89,11 @@ Part = tuple[Sequence[str], Sequence[str], Sequence[int]]
 """Beds, arms and seeds."""
 PLAN: Sequence[Part] = (
     (MAIN_BEDS, MAIN_ARMS, range(10)),
-    (("critics-70",), ("swap", "foreign_critiques", "shuffled_critiques", "r_meta", "r_diag"), range(10)),
+    (
+        ("critics-70",),
+        ("swap", "serl_votes", "foreign_critiques", "shuffled_critiques", "r_meta", "r_diag"),
+        range(10),
+    ),
     (("critics-50", "critics-60", "critics-80"), ("majority", "judged", "r_sol"), range(10)),
     (("sums", "words"), (*_PLAIN, *_TALKS, "hint", "feedback"), range(5)),
     (("rare-1", "rare-5", "rare-20", "rare-57"), RARE_ARMS, range(3)),
