@@ -49,7 +49,7 @@ def tokenizer(folder: Path):
 
 def test_every_work_has_a_row_and_every_row_a_script_for_each_side() -> None:
     steps = [f"{shape}-{model}" for model in ("1m", "85m") for shape in SHAPES]
-    real = ["batches", "batches-256", "conversation", "critique", "long", "balanced"]
+    real = ["batches", "batches-256", "conversation", "critique", "long", "balanced", "limit"]
     assert list(ROWS) == WORKS + steps + [f"{name}-smollm2" for name in real]
     for row in ROWS.values():
         assert row.model in SIZES
@@ -67,6 +67,17 @@ def test_a_row_that_is_not_there_is_refused_with_those_that_are() -> None:
         parse(["repeat=3"])
     with pytest.raises(SystemExit, match=r"sides must be parts of viva, .* / generated verdicts; got TLR"):
         parse(["rows=judge", "sides=viva/TLR"])
+
+
+@pytest.mark.parametrize(
+    ("given", "is_recorded"),
+    [([], True), (["sides=viva"], False), (["sides=viva", "record=yes"], True), (["record=no"], False)],
+)
+def test_some_sides_are_recorded_where_that_is_asked_for_and_other_models_never(
+    given: list[str], is_recorded: bool
+) -> None:
+    assert parse(["rows=limit", *given]).record == is_recorded
+    assert not parse(["rows=limit", "model=1m", *given]).record
 
 
 def test_the_run_that_is_viewed_lies_where_it_is_removed_afterwards(tmp_path: Path) -> None:

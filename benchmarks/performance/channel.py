@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Channel", "serve"]
+__all__ = ["Channel", "peak_gb", "serve"]
 
 
 class Channel:

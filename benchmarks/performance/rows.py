@@ -275,18 +275,20 @@ def _judge() -> Row:
     )
 
 
-def _limit() -> Row:
+def _limit(model: str, training: float, prefill: float, decode: float) -> Row:
+    """Aims are per cent."""
+
     def figures(side: str) -> tuple[Figure, ...]:
         def of(name: str, title: str, aim: float | None = None) -> Figure:
             return Figure(side=side, name=name, title=title, aim=aim)
 
         return (
-            of("training_distinct", "training, 12 distinct rows: % of the limit", 60),
-            of("training_long", "training, 768/48/12: % of the limit", 60),
-            of("prefill", "prefill, 12 distinct prompts of 768: % of the limit", 60),
-            of("decode_1", "decode, 1 row: % of the limit", 50),
-            of("decode_12", "decode, 12 rows: % of the limit", 50),
-            of("decode_32", "decode, 32 rows: % of the limit", 50),
+            of("training_distinct", "training, 12 distinct rows: % of the limit", training),
+            of("training_long", "training, 768/48/12: % of the limit", training),
+            of("prefill", "prefill, 12 distinct prompts of 768: % of the limit", prefill),
+            of("decode_1", "decode, 1 row: % of the limit", decode),
+            of("decode_12", "decode, 12 rows: % of the limit", decode),
+            of("decode_32", "decode, 32 rows: % of the limit", decode),
             *(
                 of(f"products_{rows}", f"decode, {rows} rows, products alone: % of the limit")
                 for rows in (1, 12, 32)
@@ -301,12 +303,13 @@ def _limit() -> Row:
     }
     return Row(
         work="distance to the limit",
+        model=model,
         sides=sides,
         figures=(*figures(OURS), *figures(OURS_BF16)),
         notes=(
             "The limit of training and prefill: the products of the frozen weights alone, measured at the same shapes; "
             "of decode: reading weights, keys and values once, or the products, whichever takes longer. 'Products "
-            "alone' is a decode step's packed products one after another, with nothing between them: what is missing "
+            "alone' is a decode step's products one after another, with nothing between them: what is missing "
             "there is the product's, what lies between it and the step is ours.",
         ),
     )
@@ -381,14 +384,14 @@ _STEP_AIMS: dict[str, tuple[Aims, Aims]] = {
 }
 """Against TRL and SkyRL: ours in float32, ours in bfloat16. They are for 42 M parameters."""
 _CAUSES = (
-    "What is missing is what `rows=limit` shows. Its percentages are the share of an update that products with frozen "
-    "weights would take at the machine's own rate; a decode step's percentage by that of its products alone is the "
-    "share these take. The rest is attention, norms, rotary embeddings and the calls of all of these. Tried "
-    "(the log) and in use: weights packed for oneDNN, oneDNN's products in training, layers of one input as one "
-    "product, layers of our own in decoding, compiled kernels between their products and for attention in decoding, of "
-    "prompts and of trees, a last layer that computes what is read, shared beginnings by torch's kernel, threads "
+    "What is missing is what `rows=limit` shows. Its percentages are the share of an update that products with frozen"
+    " weights would take at the machine's own rate; a decode step's percentage by that of its products alone is the "
+    "share these take. The rest is attention, norms, rotary embeddings and the calls of all of these. Tried (the log)"
+    " and in use: weights packed for oneDNN, oneDNN's products in training, layers of one input as one product, "
+    "layers and products of our own in decoding, compiled kernels between the products and for attention in decoding,"
+    " of prompts and of trees, a last layer that computes what is read, shared beginnings by torch's kernel, threads "
     "that spin, memory kept between steps. Tried and not in use: huge pages, norms in other forms, torch.compile "
-    "between the products, products of a few rows or of any number by kernels of our own."
+    "between the products."
 )
 """Why aims are missed, and what was tried."""
 _MICRO_BATCH = {"long": 4, "balanced": 12, "distinct": 12}
@@ -418,7 +421,8 @@ def _real_step(shape: str) -> Row:
         micro_batch=_MICRO_BATCH[shape] // 2,
     )
     kept = {label: side for label, side in row.sides.items() if label != SKYRL}
-    return replace(row, sides=kept, ratios=tuple(ratio for ratio in row.ratios if ratio.over != SKYRL))
+    ratios = tuple(ratio for ratio in row.ratios if ratio.over != SKYRL)
+    return replace(row, sides=kept, ratios=ratios, notes=tuple(n for n in row.notes if "SkyRL" not in n))
 
 
 ROWS: dict[str, Row] = {
@@ -427,7 +431,7 @@ ROWS: dict[str, Row] = {
     "conversation": _conversation(4, 4),
     "conversation-3x5": _conversation(3, 5),
     "judge": _judge(),
-    "limit": _limit(),
+    "limit": _limit("42m", 60, 60, 50),
     "orchestration": _orchestration(),
     "busy": _busy(),
     "view": _view(),
@@ -464,5 +468,6 @@ ROWS: dict[str, Row] = {
         "critique", 2, 2, "full step of critique self-play: 4 agents, votes by labels, update"
     ),
     **{f"{shape}-smollm2": _real_step(shape) for shape in ("long", "balanced")},
+    "limit-smollm2": _limit("smollm2", 65, 75, 60),
 }
 """By the name that ``rows=`` takes, in the order of the table."""

@@ -4,8 +4,9 @@
         [sides=TEXT/...] [model=1m]
 
 Without ``rows``, all of them; with ``rows=`` (none), the page is only written anew. A measured row replaces the one in
-the page; ``record=no`` only prints. ``sides`` measures only the sides whose name contains one of the texts, and
-``model`` takes another size, both to try things out: then nothing is recorded. Peers run in ``.venv-peers``,
+the page; ``record=no`` only prints. ``sides`` measures only the sides whose name contains one of the texts; with
+``record=yes`` the page names those that were left out, without it nothing is recorded. ``model`` takes another size, to
+try things out, and is never recorded. Peers run in ``.venv-peers``,
 ``.venv-engines`` and ``.venv-skyrl``; ``make bench`` sets them up, and a side that cannot run is reported in the table
 with its reason.
 """
@@ -18,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -75,8 +76,9 @@ def parse(argv: Sequence[str]) -> Options:
         raise SystemExit(
             f"options are {', '.join(f'{name}=' for name in readers)}; got {' '.join(argv)}"
         ) from None
-    trial = {"record": False} if {"sides", "model"} & set(given) else {}
-    options = Options(**given | trial)
+    options = Options(**{"record": "sides" not in given} | given)
+    if options.model is not None:
+        options = replace(options, record=False)
     unknown = sorted(set(options.rows) - set(ROWS))
     if unknown:
         raise SystemExit(f"rows must be of {', '.join(ROWS)}; got {', '.join(unknown)}")
@@ -118,7 +120,7 @@ def measure(row: Row, options: Options, threads: int) -> dict[str, Any]:
         finally:
             for worker in workers.values():
                 worker.close()
-    return {label: found[label] for label in chosen}
+    return {label: found.get(label, {"error": "left out"}) for label in row.sides}
 
 
 def say(text: str) -> None:

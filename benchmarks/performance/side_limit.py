@@ -83,29 +83,30 @@ class Machine:
 
 
 class Products:
-    """The matrix products of a decode step with the engine's own packed weights, and nothing else."""
+    """The matrix products of a decode step as the engine makes them, and nothing else."""
 
     def __init__(self, size: Size, precision: str) -> None:
         import torch
 
-        from viva.engine.linear import PackedLinear
+        from viva.engine.linear import join_linears
 
         self._dtype = getattr(torch, precision)
         shapes = [*size.products, (size.vocab, size.hidden, 1)]
         self._layers = [
-            PackedLinear(torch.rand(out, into).to(self._dtype), None)
+            join_linears([torch.nn.Linear(into, out, bias=False, dtype=self._dtype)])
             for out, into, times in shapes
             for _ in range(times)
         ]
+        self._inputs = [into for _, into, times in shapes for _ in range(times)]
 
     def seconds(self, rows: int) -> float:
         """Of one step. Every weight is another one, so none waits in a cache."""
         import torch
 
-        inputs = {
-            size: torch.rand(rows, size).to(self._dtype) for size in {x.in_features for x in self._layers}
-        }
-        return best(lambda: [layer(inputs[layer.in_features]) for layer in self._layers])
+        inputs = {size: torch.rand(rows, size).to(self._dtype) for size in set(self._inputs)}
+        return best(
+            lambda: [layer(inputs[size]) for layer, size in zip(self._layers, self._inputs, strict=True)]
+        )
 
 
 def best(act: Callable[[], Any]) -> float:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from channel import Channel
+from channel import Channel, peak_gb
 from work import LEARNING_RATE, LORA_ALPHA, LORA_RANK, SHAPES, prompts
 
 PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -49,7 +49,8 @@ def train(channel: Channel) -> None:
             started = time.perf_counter()
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            channel.send({"cost": time.perf_counter() - started, "tokens": sum(lengths)})
+            figures = {"cost": time.perf_counter() - started, "tokens": sum(lengths)}
+            channel.send(figures | {"peak_gb": peak_gb()})
 
     with tempfile.TemporaryDirectory() as folder:
         config = GRPOConfig(
