@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import render
+from drafts import tokens_a_step
 from hypothesis import given
 from hypothesis import strategies as st
 from model import save_model
@@ -300,3 +301,12 @@ async def test_the_plain_way_computes_what_the_engine_computes(folder: Path) -> 
     found = [await client.forward_backward(data, "importance_sampling") for client in (ours, plain)]
     for one, other in zip(*(each.loss_fn_outputs for each in found), strict=True):
         assert one["logprobs"].to_numpy() == pytest.approx(other["logprobs"].to_numpy(), abs=1e-4)
+
+
+def test_a_draft_is_what_stood_behind_the_same_two_tokens_before() -> None:
+    # (1, 2) comes again: 3 and 4 are right guesses behind it, 1 instead of 5 is a wrong one
+    assert tokens_a_step([1, 2, 3, 4], [1, 2, 3, 4, 5], most=1) == 5 / 4
+    assert tokens_a_step([1, 2, 3, 4], [1, 2, 3, 4, 5], most=3) == 5 / 3
+    # a reply that goes on as it began is guessed from itself, and one that repeats nothing is not
+    assert tokens_a_step([], [1, 2] * 8, most=3) == 16 / 8
+    assert tokens_a_step([], list(range(16)), most=7) == 1
