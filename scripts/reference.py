@@ -39,7 +39,10 @@ def reference() -> str:
 def entry(name: str, value: Any, level: int = 2) -> list[str]:
     """A name with its signature and docstring, and the public members of a class."""
     parts = [f"{'#' * level} {name}\n"]
-    if callable(value) and not (inspect.isclass(value) and dataclasses.is_dataclass(value)):
+    is_declared = inspect.isclass(value) and (
+        dataclasses.is_dataclass(value) or issubclass(value, BaseException)
+    )
+    if callable(value) and not is_declared:
         parts.append(f"```python\n{name.rpartition('.')[2]}{signature(value)}\n```\n")
     parts.append(f"```text\n{inspect.getdoc(value)}\n```\n")
     if inspect.isclass(value):

@@ -9,9 +9,11 @@ if TYPE_CHECKING:
     from viva.conversation.protocol import Protocol, Round, Segment, Sight, View
     from viva.conversation.records import Conversation
     from viva.conversation.tools import Tool
+    from viva.recipes.common import FailedRunError
 
 __all__ = [
     "Conversation",
+    "FailedRunError",
     "Protocol",
     "Round",
     "Run",
@@ -35,6 +37,7 @@ _PLACES = {
     "viva.conversation.protocol": ("Protocol", "Round", "Segment", "Sight", "View"),
     "viva.conversation.records": ("Conversation",),
     "viva.conversation.tools": ("Tool",),
+    "viva.recipes.common": ("FailedRunError",),
 }
 
 

@@ -227,9 +227,7 @@ async def train_async(
     if recipe not in RECIPES:
         raise ValueError(unknown_recipe(recipe))
     named = {"model_name": None if model is None else str(model), "max_steps": steps}
-    named |= {
-        name: remember(value) for name, value in (("reward", reward), ("grader", grader)) if value is not None
-    }
+    named |= _options({"reward": reward, "grader": grader})
     if twice := sorted(set(named) & set(given) - {name for name, value in named.items() if value is None}):
         raise ValueError(f"{twice[0]} is given twice; leave one of them out")
     config_class = import_module(f"viva.recipes.{recipe}").Config
@@ -237,11 +235,8 @@ async def train_async(
     named_config = {} if config is None else read_options(config, config_class, recipe)
     given |= {name: value for name, value in named.items() if value is not None}
     given = {"behavior_if_exists": "raise", **named_config, **given}
-    if "strategies" in given:
-        strategies = given["strategies"]
-        given["strategies"] = [
-            remember(each) for each in (strategies if isinstance(strategies, list) else [strategies])
-        ]
+    if isinstance(given.get("strategies"), str):
+        given["strategies"] = [given["strategies"]]
     chosen = make_options(config_class, given)
     place = chosen.log_path.rstrip("/")
     rows = _prompt_options("train", prompts, f"{place}.train") | _prompt_options(
@@ -288,8 +283,6 @@ def evaluate(
         given["against_checkpoint"] = "base"
     elif against is not None:
         given["against"] = _named(against)
-    if callable(given.get("grader")):
-        given["grader"] = remember(given["grader"])
     if isinstance(given.get("judge"), list):
         given["judge"] = ",".join(map(str, given["judge"]))
     chosen = make_options(EvalOptions, given)  # mistakes are told before rows are written
@@ -319,12 +312,7 @@ def screen(policy: str | Path | Run, task: Prompts, **options: Any) -> Screening
     from viva.recipes.evaluation.screen import screen
 
     prepare_threads()
-    own = ("recipe", "reward", "grader")
-    given = {
-        name: remember(value) if name in own and value is not None else value
-        for name, value in _options(options).items()
-    }
-    planned = screen_options(given)
+    planned = screen_options(_options(options))
     path = _prompt_options("train", task, "runs/screen/problems")["train_prompts_path"]
     return _run_apart(screen(_named(policy), path, *planned))
 
@@ -340,15 +328,41 @@ def _named(value: object) -> str:
     return str(value.path if isinstance(value, Run) else value)
 
 
+_CODE = (
+    "protocol",
+    "recipe",
+    "reward",
+    "conversation_reward",
+    "grader",
+    "strategies",
+    "environment",
+    "examples",
+)
+"""Options that take code of the user's own."""
+
+
 def _options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options by name; runs and paths by theirs, and tuples as lists."""
+    """Options by name; runs and paths by theirs, code of the user's own by a target, and tuples as lists.
 
-    def told(value: Any) -> Any:
+    Raises:
+        ValueError: If code is given to an option that takes none.
+    """
+
+    def plain(name: str, value: Any) -> Any:
         if isinstance(value, (list, tuple)):
-            return [told(each) for each in cast("Sequence[object]", value)]
-        return _named(value) if isinstance(value, (Run, Path)) else value
+            return [plain(name, each) for each in cast("Sequence[object]", value)]
+        if isinstance(value, (Run, Path)):
+            return _named(value)
+        if name in _CODE and value is not None:
+            return remember(value)
+        if callable(value) or isinstance(value, Protocol):
+            raise ValueError(
+                f"{name} takes texts and numbers, no code; got {value!r:.100}. Options that take code of your own: "
+                f"{', '.join(_CODE)}"
+            )
+        return value
 
-    return {name: told(value) for name, value in options.items()}
+    return {name: plain(name, value) for name, value in options.items()}
 
 
 def _prompt_options(which: str, prompts: Prompts | None, place: str) -> dict[str, str]:

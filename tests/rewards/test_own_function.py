@@ -1,5 +1,6 @@
 """A user's function as the reward: what it is shown, how its numbers are credited, and what is refused."""
 
+import asyncio
 import inspect
 import json
 import re
@@ -11,6 +12,7 @@ import pytest
 
 import viva
 from viva import Protocol, Round
+from viva.judging.records import ConversationRecord
 from viva.rewards import find_reward
 from viva.selfplay.group import MultiAgentConversationEnvGroupBuilder
 from viva.testing import ScriptedPolicy, tiny_renderer
@@ -53,6 +55,33 @@ async def test_a_reward_by_agent_is_what_the_agents_earn():
     assert outcome.group.final_rewards_G == [-1.0, 1.0]
     assert (shown[0].question, shown[0].answer, len(shown[0].turns)) == ("Tea or coffee?", "tea", 4)
     assert builder.reward.name == "second_wins"
+
+
+def length_pays(conversation: viva.Conversation) -> dict[int, float]:
+    assert conversation.answer == "tea"
+    return {agent: float(len(text)) for agent, text in conversation.final_solutions.items()}
+
+
+def last_word_pays(conversation: viva.Conversation) -> dict[str, dict[int, float]]:
+    return {"argue": {0: 2.0, 1: float(len(conversation.turns))}}
+
+
+@pytest.mark.parametrize("reward", [length_pays, last_word_pays])
+async def test_a_stored_conversation_is_paid_as_the_one_that_was_held(reward: Any) -> None:
+    _, builder = await played(reward, answer="tea")
+    record = ConversationRecord.model_validate(builder.record())
+    paid = await asyncio.to_thread(find_reward(reward).stored_pay, record, 0)
+    assert paid == record.rewards
+
+
+async def test_an_error_of_the_function_is_no_damage_of_the_file(tmp_path: Path) -> None:
+    def lookup_fails(conversation: viva.Conversation) -> dict[int, float]:
+        return {0: {}["missing"], 1: 0.0}
+
+    _, builder = await played(length_pays, answer="tea")
+    record = ConversationRecord.model_validate(builder.record())
+    with pytest.raises(ValueError, match=r"KeyError: 'missing', in the reward 'lookup_fails', .* line \d+"):
+        await asyncio.to_thread(find_reward(lookup_fails).stored_pay, record, 0)
 
 
 async def test_a_reward_by_segment_goes_to_the_tokens_of_that_segment_alone():

@@ -267,6 +267,24 @@ def test_what_is_missing_is_a_dash(make_review_run: MakeRun, monkeypatch: pytest
     assert (row[1], row[2], row[-2:]) == ("-", "0.500", ["-", "-"])
 
 
+def test_a_function_of_ones_own_pays_stored_conversations(
+    make_review_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = tmp_path / "own.py"
+    code.write_text(
+        "def pay(talk):\n    return {agent: float(talk.num_agents) for agent in talk.finished}\n"
+        "def fails(talk):\n    return {}[talk.question]\n"
+    )
+    folder = make_review_run("robust")
+    result = rescore(folder, RescoreOptions(reward=f"{code}:pay"))
+    total = by_stream(result)["total"]
+    assert (total.means[1], total.deviations[1]) == (4.0, 0.0)
+    assert viva.cli.main(["rescore", str(folder), f"reward={code}:fails"]) == 2
+    assert "KeyError" in (told := capsys.readouterr().err)
+    assert "own.py line 4" in told
+    assert "damaged" not in told
+
+
 @pytest.mark.parametrize(
     ("option", "hint"), [("prest=paper", "Did you mean 'preset'?"), ("preset=papr", "one of paper, robust")]
 )

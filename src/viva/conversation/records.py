@@ -146,6 +146,12 @@ class Conversation:
     """The known answer, where a reward of the user's may look at it."""
 
     @property
+    def finished(self) -> tuple[int, ...]:
+        """Ids of the agents that finished."""
+        failed = {failure.agent_id for failure in self.failures}
+        return tuple(each for each in range(self.num_agents) if each not in failed)
+
+    @property
     def first_solutions(self) -> dict[int, str]:
         """First solution of every agent that gave one, by agent id."""
         found: dict[int, str] = {}
@@ -157,11 +163,11 @@ class Conversation:
     @property
     def final_solutions(self) -> dict[int, str]:
         """Last solution of every agent that did not fail, by agent id."""
-        failed = {failure.agent_id for failure in self.failures}
+        finished = set(self.finished)
         return {
             turn.agent_id: turn.response.solution
             for turn in self.turns
-            if isinstance(turn.response, Solution) and turn.agent_id not in failed
+            if isinstance(turn.response, Solution) and turn.agent_id in finished
         }
 
     def sampled_turns(self, agent_id: int, lane: int) -> list[Turn]:

@@ -202,13 +202,14 @@ class ConversationRecord(_Record):
         )
 
     def conversation(self) -> Conversation:
-        """The conversation without its judgement."""
+        """The conversation without its judgement, as a reward of the user's gets it."""
         return Conversation(
             question=self.question,
             num_agents=self.num_agents,
             max_rounds=self.max_rounds,
             turns=tuple(Turn(**dict(turn)) for turn in self.turns),
             failures=self.failures,
+            answer=self.answer,
         )
 
     def __str__(self) -> str:

@@ -14,7 +14,7 @@ import chz
 
 from viva.conversation.messages import counted
 from viva.recipes.protocol import ConversationConfig
-from viva.recipes.reward import is_own, refuse_unused, reward_named
+from viva.recipes.reward import is_own, refuse_unused
 
 if TYPE_CHECKING:
     from viva.conversation.protocol import Protocol
@@ -55,6 +55,7 @@ class Config(ConversationConfig):
     def paid_by(self) -> Reward:
         """The reward, with this recipe's tournament where it is one."""
         from viva.rewards import Tournament, tournament
+        from viva.selfplay.user_code import reward_named
 
         own = tournament(pattern=self.tournament_pattern)
         if self.reward is None:

@@ -15,7 +15,7 @@ import chz
 
 from viva.conversation.messages import counted
 from viva.recipes.protocol import ConversationConfig
-from viva.recipes.reward import is_own, refuse_unused, reward_named
+from viva.recipes.reward import is_own, refuse_unused
 
 if TYPE_CHECKING:
     from viva.conversation.protocol import Protocol
@@ -93,6 +93,7 @@ class Config(ConversationConfig):
         from viva.rewards.comas import Comas
         from viva.rewards.critique import PeerReview
         from viva.rewards.review import STREAMS
+        from viva.selfplay.user_code import reward_named
 
         by_judge = self.revision_votes == "judge"
         own = PeerReview(rules=self.rules(), compared_by=JudgeOptions() if by_judge else None)

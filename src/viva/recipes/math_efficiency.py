@@ -16,7 +16,7 @@ import chz
 
 from viva.recipes.config import DEFAULT_DATAPOINTS
 from viva.recipes.protocol import Game
-from viva.recipes.reward import AskedConfig, is_own, reward_named
+from viva.recipes.reward import AskedConfig, is_own
 
 if TYPE_CHECKING:
     from tinker_cookbook.rl.types import EnvGroupBuilder
@@ -146,6 +146,7 @@ class Config(AskedConfig):
         """
         from viva.experts.strategy import IID
         from viva.rewards.solutions import SolutionReward
+        from viva.selfplay.user_code import reward_named
 
         reward = reward_named(self.reward)
         if not (self.talks and reward.name == "answers"):  # there the judge is that of the conversation
@@ -180,6 +181,7 @@ class Config(AskedConfig):
         from viva.rewards import peer_review, tournament
         from viva.selfplay.critique import critique_protocol
         from viva.selfplay.round_robin import round_robin_protocol
+        from viva.selfplay.user_code import reward_named
 
         if self.conversation == "critique":
             reward = peer_review()

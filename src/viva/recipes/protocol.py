@@ -16,7 +16,7 @@ import chz
 
 from viva.conversation.messages import counted
 from viva.conversation.protocol import Control
-from viva.recipes.reward import AskedConfig, is_own, reward_named, user_code
+from viva.recipes.reward import AskedConfig, is_own, user_code
 
 if TYPE_CHECKING:
     from tinker_cookbook.renderers.base import Renderer
@@ -170,6 +170,8 @@ class ConversationConfig(AskedConfig):
         Raises:
             ValueError: If there is no such reward, or an option is given that would not change it.
         """
+        from viva.selfplay.user_code import reward_named
+
         return reward_named(self.named_reward())
 
     def declared(self, reward: Reward) -> Protocol:

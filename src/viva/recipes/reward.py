@@ -18,18 +18,6 @@ if TYPE_CHECKING:
     from viva.rewards.base import JudgeTask, Reward
 
 
-def reward_named(value: object) -> Reward:
-    """The reward that an option or a protocol names, the user's own included.
-
-    Raises:
-        ValueError: If there is no such reward, or the user's code is not there.
-    """
-    from viva.rewards import find_reward
-    from viva.selfplay.user_code import is_target, load_target
-
-    return find_reward(load_target(value) if isinstance(value, str) and is_target(value) else value)
-
-
 def is_own(named: object) -> bool:
     """Whether what names a reward means a value of the user's own, which says all about itself."""
     from viva.selfplay.user_code import is_target

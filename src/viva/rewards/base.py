@@ -1,10 +1,11 @@
 """One interface for all rewards of a conversation: the shipped ones, and a user's function."""
 
+import asyncio
 import inspect
 import math
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from numbers import Real
 from pathlib import Path
@@ -65,8 +66,7 @@ class Played:
     @property
     def agents(self) -> tuple[int, ...]:
         """Ids of the agents that finished."""
-        failed = {failure.agent_id for failure in self.conversation.failures}
-        return tuple(each for each in range(self.conversation.num_agents) if each not in failed)
+        return self.conversation.finished
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -372,20 +372,10 @@ class FunctionReward(Reward):
 
     async def score(self, played: Played) -> Scored:
         """Ask the function; what it raises itself passes through, with a note of where that was."""
-        try:
-            found = self.function(replace(played.conversation, answer=played.answer))
-            if inspect.isawaitable(found):
-                found = await found
-        except Exception as error:
-            error.add_note(f"in the reward {self.name!r}{_place_of(error)}")
-            raise
-        pay = self._checked(found, played)
+        segments = {segment.name for round_ in played.protocol.rounds for segment in round_.segments}
+        pay = await self._ask(replace(played.conversation, answer=played.answer), segments)
         if isinstance(next(iter(pay)), str):
-            by_segment = cast(Mapping[str, Mapping[int, float]], pay)
-            streams = {
-                agent_id: {name: paid[agent_id] for name, paid in by_segment.items() if agent_id in paid}
-                for agent_id in played.agents
-            }
+            streams = _by_agent(cast(Mapping[str, Mapping[int, float]], pay), played.agents)
             played.record["streams"] = streams
             scored = Scored(
                 rewards={(agent_id, 0): math.fsum(own.values()) for agent_id, own in streams.items()},
@@ -395,23 +385,55 @@ class FunctionReward(Reward):
             scored = agent_pay(played, cast(Mapping[int, float], pay))
         return paid(played, scored)
 
-    def _checked(self, found: object, played: Played) -> Pay:
+    def stored_pay(self, record: ConversationRecord, seed: int) -> dict[int, float]:
+        """What the function pays the stored conversation, all segments together."""
+        del seed
+        conversation = record.conversation()
+        try:
+            pay = asyncio.run(self._ask(conversation, {turn.segment for turn in conversation.turns}))
+        except (LookupError, TypeError) as error:
+            where = "; ".join(error.__notes__)
+            raise ValueError(f"{type(error).__name__}: {error}, {where}") from error
+        if not isinstance(next(iter(pay)), str):
+            return dict(cast(Mapping[int, float], pay))
+        streams = _by_agent(cast(Mapping[str, Mapping[int, float]], pay), conversation.finished)
+        return {agent_id: math.fsum(own.values()) for agent_id, own in streams.items()}
+
+    async def _ask(self, conversation: Conversation, segments: Set[str]) -> Pay:
+        try:
+            found = self.function(conversation)
+            if inspect.isawaitable(found):
+                found = await found
+        except Exception as error:
+            error.add_note(f"in the reward {self.name!r}{_place_of(error)}")
+            raise
+        return self._checked(found, conversation, segments)
+
+    def _checked(self, found: object, conversation: Conversation, segments: Set[str]) -> Pay:
         what = f"the reward {self.name!r} must return rewards by agent id, or by segment and agent id"
         if not isinstance(found, Mapping) or not found:
             raise ValueError(f"{what}; got {found!r:.120}")
         pay = cast(Mapping[object, object], found)
         if not all(isinstance(key, str) for key in pay):
-            missing = [agent_id for agent_id in played.agents if agent_id not in pay]
-            return _numbers(pay, played, what, missing)
-        known = {segment.name for round_ in played.protocol.rounds for segment in round_.segments}
+            missing = [agent_id for agent_id in conversation.finished if agent_id not in pay]
+            return _numbers(pay, conversation, what, missing)
         by_segment: dict[str, dict[int, float]] = {}
         for name, paid in cast(Mapping[str, object], pay).items():
-            if name not in known:
-                raise ValueError(f"{what}; got segment {name!r}, allowed: {', '.join(sorted(known))}")
+            if name not in segments:
+                raise ValueError(f"{what}; got segment {name!r}, allowed: {', '.join(sorted(segments))}")
             if not isinstance(paid, Mapping):
                 raise ValueError(f"{what}; got {paid!r:.120} for segment {name!r}")
-            by_segment[name] = _numbers(cast(Mapping[object, object], paid), played, what, missing=[])
+            by_segment[name] = _numbers(cast(Mapping[object, object], paid), conversation, what, missing=[])
         return by_segment
+
+
+def _by_agent(
+    by_segment: Mapping[str, Mapping[int, float]], agents: Iterable[int]
+) -> dict[int, dict[str, float]]:
+    return {
+        agent_id: {name: paid[agent_id] for name, paid in by_segment.items() if agent_id in paid}
+        for agent_id in agents
+    }
 
 
 def _place_of(error: BaseException) -> str:
@@ -422,14 +444,14 @@ def _place_of(error: BaseException) -> str:
 
 
 def _numbers(
-    paid: Mapping[object, object], played: Played, what: str, missing: Sequence[int]
+    paid: Mapping[object, object], conversation: Conversation, what: str, missing: Sequence[int]
 ) -> dict[int, float]:
     """Rewards by agent, of whatever kind of number, as floats."""
-    agents = range(played.conversation.num_agents)
+    agents = range(conversation.num_agents)
     unknown = [key for key in paid if not isinstance(key, int) or key not in agents]
     if unknown or missing:
         wrong = f"unknown agents {unknown}" if unknown else f"nothing for agents {list(missing)}"
-        raise ValueError(f"{what}; got {wrong}; agents that finished: {list(played.agents)}")
+        raise ValueError(f"{what}; got {wrong}; agents that finished: {list(conversation.finished)}")
     for agent_id, value in paid.items():
         if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
             raise ValueError(

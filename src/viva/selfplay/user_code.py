@@ -1,17 +1,25 @@
 """Objects of the user's own code, named on a command line as ``module:ATTRIBUTE`` or ``path.py:ATTRIBUTE``."""
 
+import functools
 import hashlib
 import importlib
 import importlib.util
 import inspect
 import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from itertools import chain, count
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from viva.conversation.messages import did_you_mean
 from viva.judging.answers import CHECKS, AnswerCheck, answer_key
 from viva.judging.reasoning_gym import plain_answer
+
+if TYPE_CHECKING:
+    from viva.rewards.base import Reward
 
 _HERE = "python"
 _remembered: dict[str, object] = {}
@@ -21,8 +29,8 @@ _remembered: dict[str, object] = {}
 def remember(value: object) -> str:
     """A target that stands for an object of this process, for options that name the user's code.
 
-    It is ``module:NAME`` where a module has the object under its own name, else ``python:NAME``, which only this
-    process can load.
+    It is ``module:NAME`` where a module has the object under its own name, else ``python:NAME-DIGEST``, which only
+    this process can load: a protocol that was edited is another one, and the same one has its name in any process.
     """
     if isinstance(value, str):
         return value
@@ -31,8 +39,20 @@ def remember(value: object) -> str:
     module = sys.modules.get(str(getattr(named, "__module__", "")))
     if module is not None and module.__name__ != "__main__" and getattr(module, name, None) is value:
         return f"{module.__name__}:{name}"
-    _remembered[name] = value
-    return f"{_HERE}:{name}"
+    digest = _digest_here(value)
+    stem = name if digest is None else f"{name}-{digest[:8]}"
+    for key in chain([stem], (f"{stem}-{number}" for number in count(2))):
+        if _is_same(_remembered.setdefault(key, value), value):
+            return f"{_HERE}:{key}"
+    raise AssertionError("numbers do not end")
+
+
+def _is_same(known: object, value: object) -> bool:
+    """Whether two objects are one, or were declared in the same words."""
+    try:
+        return known is value or _declared(known) == _declared(value)
+    except _UNDECLARED:
+        return False
 
 
 def is_target(name: str) -> bool:
@@ -72,10 +92,41 @@ def source_digest(target: str) -> str | None:
 
 
 def _digest_here(value: Any) -> str | None:
-    try:
-        return hashlib.sha256(inspect.getsource(value).encode()).hexdigest()
-    except (OSError, TypeError):  # typed into an interpreter, or no function or class
-        return None
+    for told in (_declared, inspect.getsource):
+        try:
+            return hashlib.sha256(told(value).encode()).hexdigest()
+        except _UNDECLARED:
+            continue
+    return None
+
+
+_UNDECLARED = (OSError, TypeError, ValueError, RecursionError)
+"""Errors of an object without a declaration: typed into an interpreter, or holding something that has none."""
+
+
+def _declared(value: Any) -> str:
+    """The text of an object's declaration, with what a function has from outside."""
+    if value is None or isinstance(value, (str, int, float, bool, Enum)):
+        return repr(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        declared = {each.name: _declared(getattr(value, each.name)) for each in fields(value)}
+        return f"{type(value).__name__}({declared})"
+    if isinstance(value, functools.partial):
+        return f"partial({_declared(value.func)}, {_declared(value.args)}, {_declared(value.keywords)})"
+    if isinstance(value, Mapping):
+        pairs = cast(Mapping[object, object], value).items()
+        return f"{[(_declared(key), _declared(each)) for key, each in pairs]}"
+    if isinstance(value, (list, tuple)):
+        return f"{[_declared(each) for each in cast(Sequence[object], value)]}"
+    if not inspect.isfunction(value):
+        return inspect.getsource(value)
+    cells = [cell.cell_contents for cell in value.__closure__ or ()]
+    if any(isinstance(each, (list, dict, set)) for each in cells):
+        raise TypeError("what it holds may change")
+    held = [_declared(each) for each in (value.__defaults__, value.__kwdefaults__, cells)]
+    # several functions may stand in one line
+    columns = [place[2:] for place in value.__code__.co_positions()] if value.__name__ == "<lambda>" else []
+    return f"{inspect.getsource(value)} {held} {columns}"
 
 
 def _module(where: str) -> ModuleType:
@@ -103,6 +154,17 @@ def _module(where: str) -> ModuleType:
         raise ValueError(
             f"cannot import {where!r}: {error}. Give a path.py:ATTRIBUTE, or install it."
         ) from error
+
+
+def reward_named(value: object) -> "Reward":
+    """The reward that an option or a protocol names, the user's own included.
+
+    Raises:
+        ValueError: If there is no such reward, or the user's code is not there.
+    """
+    from viva.rewards import find_reward
+
+    return find_reward(load_target(value) if isinstance(value, str) and is_target(value) else value)
 
 
 def find_check(name: str) -> AnswerCheck:

@@ -26,6 +26,7 @@ from viva.rewards import NAMES, Reward, find_reward
 from viva.rewards.base import UNPAID
 from viva.rewards.critique import stored_votes
 from viva.rewards.review import ReviewRules, ReviewVotes, review_rules, score_review, stored_rules
+from viva.selfplay.user_code import reward_named
 from viva.view.files import iter_transcripts
 
 _Rewards = Mapping[int, float | None]
@@ -44,7 +45,7 @@ class RescoreOptions:
 
     reward: str | None = chz.field(
         default=None,
-        doc="another reward by name, or all: each that the transcripts suffice for, side by side",
+        doc="another reward by name, path.py:FUNCTION, or all: each that the transcripts suffice for, side by side",
     )
     preset: Literal["paper", "robust"] | None = chz.field(
         default=None, doc="all choices of this preset, but for weights and prior_precision"
@@ -215,7 +216,7 @@ def _rewards(options: RescoreOptions) -> dict[str, Reward]:
         raise ValueError(f"{', '.join(rules)} are rules of critique self-play; leave them out beside reward")
     if options.reward == ALL:
         return {name: find_reward(name) for name in NAMES}
-    reward = find_reward(options.reward)
+    reward = reward_named(options.reward)
     if not reward.pays_stored:
         raise ValueError(
             "reward must be one that transcripts suffice for, like majority, answers, r_sol or shuffled_majority; "
