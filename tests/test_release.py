@@ -5,6 +5,7 @@ import runpy
 import tomllib
 from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
@@ -74,3 +75,34 @@ def test_the_page_on_reliability_has_the_table_of_its_results() -> None:
     script = runpy.run_path(str(ROOT / "scripts" / "reliability_page.py"))
     assert page == script["page"]()
     assert "| 1 kill and resume |" in page
+
+
+def plain(page: Path) -> str:
+    """A page without its blocks of code."""
+    return re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors(page: Path) -> set[str]:
+    """Anchors of a page's headings, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.*)$", plain(page), re.MULTILINE)
+    titles = [re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", title).lower().strip() for title in titles]
+    return {re.sub(r"[^\w\- ]", "", title).replace(" ", "-") for title in titles}
+
+
+PAGES = [page for places in ("*.md", "docs/*.md", "benchmarks/**/*.md") for page in sorted(ROOT.glob(places))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    dead = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", plain(page)):
+        place, _, anchor = link.partition("#")
+        other = page.parent / place if place else page
+        if "://" not in link and not (other.exists() and (not anchor or anchor in anchors(other))):
+            dead.append(link)
+    assert not dead
+
+
+def test_the_index_has_every_page() -> None:
+    linked = set(re.findall(r"\]\((\w+\.md)\)", plain(ROOT / "docs" / "README.md")))
+    assert linked == {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"}
