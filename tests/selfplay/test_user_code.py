@@ -103,3 +103,37 @@ def test_code_for_an_option_that_takes_none_is_refused_with_those_that_do(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         viva.train("conversation_preference_rl", prompts=["1 + 1?"], **options)
+
+
+def sums(renderer: Any, batch_size: int, group_size: int, n_batches: int) -> Any:
+    from tinker_cookbook.recipes.math_rl.arithmetic_env import ArithmeticDataset
+
+    return ArithmeticDataset(
+        batch_size=batch_size, renderer=renderer, group_size=group_size, n_batches=n_batches
+    )
+
+
+@pytest.mark.parametrize(
+    ("recipe", "options"),
+    [
+        ("environment", {"environment": sums}),
+        (
+            "math_efficiency",
+            {
+                "prompts": [{"query": "1 + 1?", "answer": 2}],
+                "strategies": ["iid", "conversation"],
+                "conversation": "round_robin",
+                "conversation_reward": paying(1.0),
+                "num_agents": 2,
+            },
+        ),
+    ],
+)
+def test_environments_and_rewards_of_conversations_are_objects_too(
+    recipe: str, options: dict[str, Any], tmp_path: Any
+) -> None:
+    quick: dict[str, Any] = {"max_tokens": 8, "lora_rank": 4, "trackers": [], "group_size": 2, "steps": 1}
+    run = viva.train(recipe, **options, **quick, batch_size=4, log_path=tmp_path / "run")
+    (named,) = [value for value in run.config.values() if str(value).startswith("python:")]
+    assert load_target(named) is options.get("environment", options.get("conversation_reward"))
+    assert len(run.metrics) == 1
