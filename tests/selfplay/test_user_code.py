@@ -134,6 +134,6 @@ def test_environments_and_rewards_of_conversations_are_objects_too(
 ) -> None:
     quick: dict[str, Any] = {"max_tokens": 8, "lora_rank": 4, "trackers": [], "group_size": 2, "steps": 1}
     run = viva.train(recipe, **options, **quick, batch_size=4, log_path=tmp_path / "run")
-    (named,) = [value for value in run.config.values() if str(value).startswith("python:")]
-    assert load_target(named) is options.get("environment", options.get("conversation_reward"))
+    name = "environment" if recipe == "environment" else "conversation_reward"
+    assert load_target(run.config[name]) is options[name]
     assert len(run.metrics) == 1
