@@ -123,7 +123,7 @@ def sums(renderer: Any, batch_size: int, group_size: int, n_batches: int) -> Any
                 "prompts": [{"query": "1 + 1?", "answer": 2}],
                 "strategies": ["iid", "conversation"],
                 "conversation": "round_robin",
-                "conversation_reward": paying(1.0),
+                "conversation_reward": paying(3.0),
                 "num_agents": 2,
             },
         ),
