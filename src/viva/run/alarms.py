@@ -127,7 +127,7 @@ MEASURED: Mapping[str, Level] = {
         ("answer_votes", 0.247, 6.31),
         ("against_majority", 0.197, 6.31),
         ("mutual_votes", 0.0452, 6.68),
-        ("initial_judge", 0.417, 6.27),
+        ("initial_judge", 0.406, 6.12),
         ("order_flips", 0.294, 7.62),
         ("length_votes", 0.47, 6.31),
         ("length_pay", 1.34, 6.31),
