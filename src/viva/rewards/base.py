@@ -373,7 +373,8 @@ class FunctionReward(Reward):
     async def score(self, played: Played) -> Scored:
         """Ask the function; what it raises itself passes through, with a note of where that was."""
         segments = {segment.name for round_ in played.protocol.rounds for segment in round_.segments}
-        pay = await self._ask(replace(played.conversation, answer=played.answer), segments)
+        conversation = replace(played.conversation, answer=played.answer)
+        pay = self._checked(await self._call(conversation), conversation, segments)
         if isinstance(next(iter(pay)), str):
             streams = _by_agent(cast(Mapping[str, Mapping[int, float]], pay), played.agents)
             played.record["streams"] = streams
@@ -390,24 +391,23 @@ class FunctionReward(Reward):
         del seed
         conversation = record.conversation()
         try:
-            pay = asyncio.run(self._ask(conversation, {turn.segment for turn in conversation.turns}))
-        except (LookupError, TypeError) as error:
+            found = asyncio.run(self._call(conversation))
+        except (LookupError, TypeError) as error:  # of the function, not of a damaged transcript
             where = "; ".join(error.__notes__)
             raise ValueError(f"{type(error).__name__}: {error}, {where}") from error
+        pay = self._checked(found, conversation, {turn.segment for turn in conversation.turns})
         if not isinstance(next(iter(pay)), str):
             return dict(cast(Mapping[int, float], pay))
         streams = _by_agent(cast(Mapping[str, Mapping[int, float]], pay), conversation.finished)
         return {agent_id: math.fsum(own.values()) for agent_id, own in streams.items()}
 
-    async def _ask(self, conversation: Conversation, segments: Set[str]) -> Pay:
+    async def _call(self, conversation: Conversation) -> object:
         try:
             found = self.function(conversation)
-            if inspect.isawaitable(found):
-                found = await found
+            return await found if inspect.isawaitable(found) else found
         except Exception as error:
             error.add_note(f"in the reward {self.name!r}{_place_of(error)}")
             raise
-        return self._checked(found, conversation, segments)
 
     def _checked(self, found: object, conversation: Conversation, segments: Set[str]) -> Pay:
         what = f"the reward {self.name!r} must return rewards by agent id, or by segment and agent id"

@@ -41,10 +41,9 @@ def remember(value: object) -> str:
         return f"{module.__name__}:{name}"
     digest = _digest_here(value)
     stem = name if digest is None else f"{name}-{digest[:8]}"
-    for key in chain([stem], (f"{stem}-{number}" for number in count(2))):
-        if _is_same(_remembered.setdefault(key, value), value):
-            return f"{_HERE}:{key}"
-    raise AssertionError("numbers do not end")
+    keys = chain([stem], (f"{stem}-{number}" for number in count(2)))
+    key = next(key for key in keys if _is_same(_remembered.setdefault(key, value), value))
+    return f"{_HERE}:{key}"
 
 
 def _is_same(known: object, value: object) -> bool:
