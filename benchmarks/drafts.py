@@ -9,7 +9,8 @@ Reads what was said in runs (``transcripts.jsonl``) and computes nothing. A tabl
   probability that the policy gives it (Leviathan et al. 2022, arXiv 2211.17192, where the draft's distribution is
   one-hot), which is how often a sample equals it: so the tokens a step are those that these samples would have had. A
   step of R rows then computes R (k + 1); `benchmarks/decode.py` tells what that takes.
-- *idle*: the share of sampled tokens in groups whose rewards are all equal, which have no advantage.
+- *equal rewards*: the share of sampled tokens in groups whose rewards are all equal: of plain samples, those without
+  an advantage.
 """
 
 import json
@@ -64,7 +65,7 @@ def replies_of(row: Row, ids_of: Any) -> Iterator[Reply]:
 def table(rows: Iterable[Row], ids_of: Any) -> str:
     """One line a segment, and one of all."""
     found: dict[str, list[list[float]]] = defaultdict(list)
-    idle = total = 0
+    equal = total = 0
     for row in rows:
         rewards = row["rewards"]
         for segment, context, reply in replies_of(row, ids_of):
@@ -72,7 +73,7 @@ def table(rows: Iterable[Row], ids_of: Any) -> str:
             for name in (segment, "all"):
                 found[name].append([len(context), len(reply), *steps])
             total += len(reply)
-            idle += len(reply) * (len(set(rewards)) <= 1)
+            equal += len(reply) * (len(set(rewards)) <= 1)
     lines = ["| segment | replies | context | reply | " + " | ".join(f"k = {k}" for k in DRAFTS) + " |"]
     lines.append("|---" * (4 + len(DRAFTS)) + "|")
     for name, each in found.items():
@@ -81,7 +82,7 @@ def table(rows: Iterable[Row], ids_of: Any) -> str:
         lines.append(
             f"| {name} | {len(each)} | {context / len(each):.0f} | {tokens / len(each):.0f} | {gains} |"
         )
-    return "\n".join([*lines, "", f"idle: {100 * idle / total:.0f} % of {total:,} sampled tokens"])
+    return "\n".join([*lines, "", f"equal rewards: {100 * equal / total:.0f} % of {total:,} sampled tokens"])
 
 
 def main(folders: Sequence[str]) -> None:

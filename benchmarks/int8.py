@@ -1,23 +1,22 @@
 """What would 8-bit weights of the frozen base gain a decode step, and what would they change?
 
-    python benchmarks/int8.py [rows=1,8,64,256]
+    python benchmarks/int8.py
 
-Both on SmolLM2-135M-Instruct (``make models``), by torch's own 8-bit products: weights rounded once for each output,
-inputs anew for each product. Products of a decode step, by rows: milliseconds of all matrix products of the model in
-float32, as the engine makes them, and in 8 bits, medians of tries in turns. Then the log-probabilities of replies to
-the problems of ``make demo`` that the model sampled in float32: errors against float64, in nats; also with 8-bit
-weights and inputs in float32, for which there are no products here (the output layer stays exact in these).
+Both on SmolLM2-135M-Instruct (``make models``), by torch's own products with weights of 8 bits, which are scaled for
+each output: one rounds the inputs to 8 bits, too, each time anew, the other has them in float32. Products of a decode
+step, by rows: milliseconds of all matrix products of the model in float32, as the engine makes them, and in 8 bits.
+Then the log-probabilities of replies to the problems of ``make demo`` that the model sampled in float32: errors against
+float64, in nats.
 """
 
 import copy
-import statistics
-import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from exactness import PROBLEMS, TOKENS, exact_logprobs
+from products import median_seconds
 from torch import nn
 from torch.ao.quantization import quantize_dynamic
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -27,58 +26,64 @@ from viva.engine.linear import join_linears
 from viva.recipes.demo import model_path, word_problems
 from viva.threads import prepare_threads
 
-TRIES = 7
+ROWS = (1, 8, 64, 256)
+EXACT, WEIGHTS, BOTH = "float32", "8-bit weights", "8-bit weights and inputs"
 
 
-def in_8_bits(module: nn.Module) -> nn.Module:
-    """A copy whose linear layers have 8-bit weights."""
-    return quantize_dynamic(copy.deepcopy(module), {nn.Linear}, dtype=torch.qint8)
+class RoundedLinear(nn.Module):
+    """A layer with weights of 8 bits; inputs and sums are float32."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self._scale = layer.weight.abs().amax(dim=1) / 127
+        self._weight = (layer.weight / self._scale[:, None]).round().to(torch.int8)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """``[..., I]`` inputs to ``[..., O]`` outputs."""
+        flat = torch._weight_int8pack_mm(inputs.flatten(0, -2), self._weight, self._scale)
+        return flat.unflatten(0, inputs.shape[:-1])
 
 
-def with_rounded_weights(module: Any) -> Any:
-    """A copy in float32 whose linear layers have weights of 8 bits, scaled for each output."""
+def rounded(module: nn.Module) -> nn.Module:
+    """A copy of a model whose layers are `RoundedLinear`."""
     copied = copy.deepcopy(module)
-    for layer in copied.model.modules():
-        if isinstance(layer, nn.Linear):
-            scale = layer.weight.abs().amax(dim=1, keepdim=True) / 127
-            layer.weight.copy_((layer.weight / scale).round() * scale)
+    for parent in list(copied.modules()):
+        for name, child in parent.named_children():
+            if isinstance(child, nn.Linear):
+                setattr(parent, name, RoundedLinear(child))
     return copied
 
 
-def step_ms(layers: list[Callable[[torch.Tensor], Any]], inputs: list[torch.Tensor]) -> float:
-    """Milliseconds of one product of each layer."""
-    start = time.perf_counter()
+def dynamic(module: nn.Module) -> nn.Module:
+    """A copy of a model whose layers round weights and inputs."""
+    return quantize_dynamic(copy.deepcopy(module), {nn.Linear}, dtype=torch.qint8)
+
+
+def multiply(layers: Sequence[Callable[[torch.Tensor], Any]], inputs: Sequence[torch.Tensor]) -> None:
+    """One product of each layer."""
     for layer, each in zip(layers, inputs, strict=True):
         layer(each)
-    return 1e3 * (time.perf_counter() - start)
 
 
-def print_products(model: nn.Module, rows: list[int]) -> None:
-    """A table of both kinds of products, by rows."""
+def print_products(model: nn.Module) -> None:
+    """A table by rows."""
     linears = [each for each in model.modules() if isinstance(each, nn.Linear)]
-    ways = {
-        "float32": [join_linears([each]) for each in linears],
-        "8 bits": [in_8_bits(nn.Sequential(each)) for each in linears],
+    ways: Mapping[str, list[Any]] = {
+        EXACT: [join_linears([each]) for each in linears],
+        WEIGHTS: [RoundedLinear(each) for each in linears],
+        BOTH: [dynamic(nn.Sequential(each)) for each in linears],
     }
-    print(f"| rows | {' | '.join(ways)} | gain |\n|---|---|---|---|")
-    for count in rows:
-        inputs = [torch.rand(count, each.in_features) for each in linears]
-        found: dict[str, list[float]] = {name: [] for name in ways}
-        for _ in range(1 + TRIES):
-            for name, layers in ways.items():
-                found[name].append(step_ms(layers, inputs))
-        exact, rounded = (statistics.median(each[1:]) for each in found.values())
-        print(f"| {count} | {exact:.1f} | {rounded:.1f} | {exact / rounded:.2f}x |", flush=True)
+    print(f"| rows | {' | '.join(ways)} |\n|---|---|---|---|")
+    for rows in ROWS:
+        inputs = [torch.rand(rows, each.in_features) for each in linears]
+        found = median_seconds({name: partial(multiply, layers, inputs) for name, layers in ways.items()})
+        print(f"| {rows} | {' | '.join(f'{1e3 * each:.1f}' for each in found.values())} |", flush=True)
 
 
 def print_drift(model: Any, tokenizer: Any) -> None:
     """Errors of log-probabilities of sampled replies."""
     exact = copy.deepcopy(model).double()
-    models = {
-        "float32": model,
-        "8 bits": in_8_bits(model),
-        "8-bit weights alone": with_rounded_weights(model),
-    }
+    models = {EXACT: model, WEIGHTS: rounded(model), BOTH: dynamic(model)}
     found: dict[str, list[torch.Tensor]] = {name: [] for name in models}
     for seed, (question, _) in enumerate(word_problems()[0][:PROBLEMS]):
         torch.manual_seed(seed)
@@ -86,9 +91,8 @@ def print_drift(model: Any, tokenizer: Any) -> None:
         prompt = tokenizer.apply_chat_template(
             message, add_generation_prompt=True, return_tensors="pt", return_dict=True
         )
-        tokens = model.generate(**prompt, do_sample=True, top_k=0, top_p=1.0, max_new_tokens=TOKENS)[
-            0
-        ].tolist()
+        sampled = model.generate(**prompt, do_sample=True, top_k=0, top_p=1.0, max_new_tokens=TOKENS)
+        tokens = sampled[0].tolist()
         count = len(tokens) - prompt["input_ids"].shape[1]
         truth = exact_logprobs(exact, tokens, count)
         for name, each in models.items():
@@ -102,16 +106,15 @@ def print_drift(model: Any, tokenizer: Any) -> None:
         )
 
 
-def main(arguments: list[str]) -> None:
-    """Print both tables."""
-    given = dict(argument.split("=", 1) for argument in arguments)
+def main() -> None:
+    """Print both."""
     prepare_threads()
     folder = gguf_folder(model_path())
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     with torch.inference_mode():
-        print_products(model, [int(each) for each in given.get("rows", "1,8,64,256").split(",")])
+        print_products(model)
         print_drift(model, AutoTokenizer.from_pretrained(folder))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -1,6 +1,6 @@
 """Which share of an update does the output layer take, and which of it could a fused kernel save?
 
-    python benchmarks/output_layer.py [tries=3]
+    python benchmarks/output_layer.py
 
 SmolLM2-135M-Instruct (``make models``, 49,152 words), float32, the groups of ``benchmarks/memory.py update``: 80
 samples of 40 tokens. *Products* are those with the output layer's weight, forward and backward to the hidden states;
@@ -8,14 +8,12 @@ samples of 40 tokens. *Products* are those with the output layer's weight, forwa
 in their place. A kernel that never writes the logits can save no more than *between*. Medians of tries in turns.
 """
 
-import statistics
-import sys
-import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 from memory import training_data
+from products import median_seconds
 
 from viva.recipes.demo import model_path
 from viva.threads import prepare_threads
@@ -23,16 +21,8 @@ from viva.threads import prepare_threads
 PROMPTS, SAMPLES, REPLY = 10, 8, 40
 
 
-def seconds(act: Callable[[], Any]) -> float:
-    """Of one call."""
-    start = time.perf_counter()
-    act()
-    return time.perf_counter() - start
-
-
-def main(arguments: list[str]) -> None:
+def main() -> None:
     """Print the table."""
-    given = dict(argument.split("=", 1) for argument in arguments)
     prepare_threads()
     import torch
 
@@ -65,11 +55,7 @@ def main(arguments: list[str]) -> None:
         "between": lambda: [between() for _ in range(read // rows)],
         "copy, no part of it": lambda: [logits_RV.clone() for _ in range(read // rows)],
     }
-    found: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(1 + int(given.get("tries", 3))):
-        for name, act in ways.items():
-            found[name].append(seconds(act))
-    medians = {name: statistics.median(each[1:]) for name, each in found.items()}
+    medians = median_seconds(ways)
     medians["between"] -= medians["copy, no part of it"]
     print(f"{read:,} tokens read, {rows} at once, {torch.get_num_threads()} threads")
     for name, each in medians.items():
@@ -77,4 +63,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

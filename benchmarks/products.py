@@ -11,7 +11,7 @@ weights of each shape are used one after another, so that few wait in a cache.
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from viva.threads import prepare_threads
@@ -21,8 +21,8 @@ SHAPES = ((512, 512), (512, 1536), (1536, 512), (512, 32000))
 WEIGHTS, TRIES = 8, 7
 
 
-def rates(work: dict[str, Callable[[], Any]], operations: float) -> list[float]:
-    """GFLOP/s of each way; they take turns, after one turn to warm up."""
+def median_seconds(work: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
+    """Seconds of each way; they take turns, after one turn to warm up."""
     seconds: dict[str, list[float]] = {name: [] for name in work}
     for turn in range(TRIES + 1):
         for name, act in work.items():
@@ -30,7 +30,7 @@ def rates(work: dict[str, Callable[[], Any]], operations: float) -> list[float]:
             act()
             if turn:
                 seconds[name].append(time.perf_counter() - start)
-    return [operations / statistics.median(each) / 1e9 for each in seconds.values()]
+    return {name: statistics.median(each) for name, each in seconds.items()}
 
 
 def main() -> None:
@@ -60,8 +60,9 @@ def main() -> None:
                     tiles = [TiledLinear(weight.contiguous(), None) for weight in weights]
                     ways["kernel"] = lambda x=values, w=tiles: [one(x) for one in w]
                 with torch.inference_mode():
-                    found = rates(ways, 2.0 * rows * into * out * WEIGHTS)
-                cells = " | ".join([f"{rate:.0f}" for rate in found] + [""] * (4 - len(found)))
+                    found = median_seconds(ways)
+                rates = [2e-9 * rows * into * out * WEIGHTS / each for each in found.values()]
+                cells = " | ".join([f"{rate:.0f}" for rate in rates] + [""] * (4 - len(rates)))
                 print(f"| {rows} | {into} | {out} | {layout} | {cells} |", flush=True)
 
 

@@ -1,7 +1,8 @@
 """Objects of a user's own process by name: one name for what was declared in the same words, never two under one."""
 
 from collections.abc import Callable
-from functools import partial
+from dataclasses import dataclass
+from functools import partial, wraps
 from typing import Any
 
 import pytest
@@ -30,6 +31,10 @@ def counting(seen: list[str]) -> Callable[[viva.Conversation], dict[int, float]]
     return pay
 
 
+def length(conversation: viva.Conversation) -> dict[int, float]:
+    return {agent: float(len(text)) for agent, text in conversation.final_solutions.items()}
+
+
 def typed() -> Any:
     """A function without source, as of an interpreter."""
     names: dict[str, Any] = {}
@@ -37,12 +42,52 @@ def typed() -> Any:
     return names["pay"]
 
 
+class Scaled:
+    """A reward with a scale of its own."""
+
+    def __init__(self, scale: float) -> None:
+        self.scale = scale
+
+    def pay(self, conversation: viva.Conversation) -> dict[int, float]:
+        return dict.fromkeys(conversation.final_solutions, self.scale)
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """Another class of this name may have other code."""
+
+    name: str = "fixed"
+
+    def __call__(self, conversation: viva.Conversation) -> dict[int, float]:
+        return dict.fromkeys(conversation.final_solutions, 1.0)
+
+
+def doubled(function: Any) -> Any:
+    @wraps(function)
+    def call(conversation: viva.Conversation) -> Any:
+        return {agent: 2 * paid for agent, paid in function(conversation).items()}
+
+    return call
+
+
+def halved(function: Any) -> Any:
+    @wraps(function)
+    def call(conversation: viva.Conversation) -> Any:
+        return {agent: paid / 2 for agent, paid in function(conversation).items()}
+
+    return call
+
+
+SCALED = Scaled(1.0)
 LISTS: tuple[list[str], list[str]] = ([], [])
 PAIRS = {
     "lambdas of one line": (lambda one: 1, lambda one: 2),
     "functions with other values from outside": (paying(1.0), paying(2.0)),
     "functions with lists from outside, which may change": (counting(LISTS[0]), counting(LISTS[1])),
     "functions without source": (typed(), typed()),
+    "methods of two objects": (Scaled(1.0).pay, Scaled(2.0).pay),
+    "functions behind other wrappers": (doubled(length), halved(length)),
+    "objects of a class of one's own": (Fixed(), Fixed()),
     "partial functions": (partial(paying, 1.0), partial(paying, 2.0)),
     "partial functions of others": (partial(paying), partial(debate)),
     "protocols": (debate("Speak."), debate("Speak up.")),
@@ -68,6 +113,10 @@ def test_what_is_declared_again_in_the_same_words_has_its_name(make: Callable[[]
     assert remember(make()) == name
     assert source_digest(name) is not None
     assert name.endswith(f"-{source_digest(name)[:8]}")
+
+
+def test_a_method_has_one_name_each_time_it_is_asked_for() -> None:
+    assert remember(SCALED.pay) == remember(SCALED.pay)
 
 
 def test_a_reward_and_a_grader_may_both_be_lambdas(tmp_path: Any) -> None:

@@ -387,7 +387,7 @@ class FunctionReward(Reward):
         return paid(played, scored)
 
     def stored_pay(self, record: ConversationRecord, seed: int) -> dict[int, float]:
-        """What the function pays the stored conversation, all segments together."""
+        """The function's pay of the stored conversation, all segments together, by agent."""
         del seed
         conversation = record.conversation()
         try:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 _HERE = "python"
 _remembered: dict[str, object] = {}
 """Objects that this process has handed over itself, by name."""
+_UNDECLARED = (OSError, TypeError, ValueError, RecursionError)
+"""Errors of an object without a declaration: typed into an interpreter, or holding something that has none."""
 
 
 def remember(value: object) -> str:
@@ -48,8 +50,10 @@ def remember(value: object) -> str:
 
 def _is_same(known: object, value: object) -> bool:
     """Whether two objects are one, or were declared in the same words."""
+    if known is value or (inspect.ismethod(value) and known == value):  # a method is a new object each time
+        return True
     try:
-        return known is value or _declared(known) == _declared(value)
+        return _declared(known) == _declared(value)
     except _UNDECLARED:
         return False
 
@@ -99,15 +103,12 @@ def _digest_here(value: Any) -> str | None:
     return None
 
 
-_UNDECLARED = (OSError, TypeError, ValueError, RecursionError)
-"""Errors of an object without a declaration: typed into an interpreter, or holding something that has none."""
-
-
 def _declared(value: Any) -> str:
     """The text of an object's declaration, with what a function has from outside."""
     if value is None or isinstance(value, (str, int, float, bool, Enum)):
         return repr(value)
-    if is_dataclass(value) and not isinstance(value, type):
+    # of a class of the user's own the code may have changed, too
+    if type(value).__module__.startswith("viva.") and is_dataclass(value):
         declared = {each.name: _declared(getattr(value, each.name)) for each in fields(value)}
         return f"{type(value).__name__}({declared})"
     if isinstance(value, functools.partial):
@@ -117,6 +118,8 @@ def _declared(value: Any) -> str:
         return f"{[(_declared(key), _declared(each)) for key, each in pairs]}"
     if isinstance(value, (list, tuple)):
         return f"{[_declared(each) for each in cast(Sequence[object], value)]}"
+    if inspect.ismethod(value):
+        return f"{_declared(value.__self__)} {_declared(value.__func__)}"
     if not inspect.isfunction(value):
         return inspect.getsource(value)
     cells = [cell.cell_contents for cell in value.__closure__ or ()]
@@ -125,7 +128,7 @@ def _declared(value: Any) -> str:
     held = [_declared(each) for each in (value.__defaults__, value.__kwdefaults__, cells)]
     # several functions may stand in one line
     columns = [place[2:] for place in value.__code__.co_positions()] if value.__name__ == "<lambda>" else []
-    return f"{inspect.getsource(value)} {held} {columns}"
+    return f"{inspect.getsource(value.__code__)} {held} {columns}"
 
 
 def _module(where: str) -> ModuleType:
