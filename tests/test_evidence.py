@@ -36,6 +36,7 @@ from evidence.tables import (
     conversation_table,
     holm,
     long_table,
+    rate_table,
     results_table,
     scores_table,
     shortcut_table,
@@ -490,6 +491,37 @@ def test_finished_cells_are_not_run_again(tmp_path, monkeypatch):
     assert not run.run_one(bed_named("steps"), "r_sol", 0, tmp_path)
     assert run.run_one(bed_named("steps"), "r_sol", 1, tmp_path)
     assert ran == [("r_sol", 1)]
+
+
+def test_cells_at_the_learning_rate_that_was_not_chosen_stand_in_a_table_of_their_own(tmp_path, monkeypatch):
+    slow, fast = sorted(LEARNING_RATES)
+    ledger = [
+        *(cell(arm, THROWN_AWAY, [100], learning_rate=slow) for arm in ("r_sol", "majority")),
+        cell("r_sol", THROWN_AWAY, [0], learning_rate=fast),
+        cell("majority", THROWN_AWAY, [100], learning_rate=fast),
+        *(cell(arm, seed, [50, 50], learning_rate=slow) for arm in ("r_sol", "majority") for seed in (0, 1)),
+        *(cell("r_sol", seed, [100, 50], learning_rate=fast, other_rate=True) for seed in (0, 1)),
+    ]
+    monkeypatch.setattr(run, "read_ledger", lambda: ledger)
+    ran = []
+
+    def keep(bed, arm, seed, rate, folder, *, is_other=False):
+        ran.append((arm, seed, rate, is_other))
+        return True
+
+    monkeypatch.setattr(run, "_run", keep)
+    assert not run.run_one(bed_named("steps"), "r_sol", 0, tmp_path)
+    assert run.run_one(bed_named("steps"), "majority", 0, tmp_path, is_other=True)
+    assert ran == [("majority", 0, fast, True)]
+    found = contrast_table(run.counted(ledger), [("r_sol", "majority")])
+    assert "+0.0 (+0.0 to +0.0)" in found
+    assert "+25.0" not in found
+    assert "r_sol" not in rate_table(run.of_any_rate(ledger), [("r_sol", "majority")])  # no rate that is new has both
+    ledger.extend(cell("majority", seed, [0, 50], learning_rate=fast, other_rate=True) for seed in (0, 1))
+    last = rate_table(run.of_any_rate(ledger), [("r_sol", "majority")]).splitlines()[2:]
+    assert last == [
+        f"| `r_sol` - `majority` | {fast:g} | 2 | +50.0 (+50.0 to +50.0) | +50.0 (+50.0 to +50.0) |"
+    ]
 
 
 def test_a_prolonged_run_has_the_learning_rate_of_the_arm_that_it_prolongs_and_ten_times_its_steps(

@@ -37,8 +37,7 @@ contrasts, were named before they had been run, when such a judge of single answ
 and ``steps-large``. ``rubric_initial`` and its contrasts came when ``rubric_answers_first`` had been run once on
 ``steps-large``, where it took most of what the policy knew. ``foreign_critiques``, ``shuffled_critiques`` and the
 contrasts of ``r_sol_floor_0.1``, the default of today, were named before any of these had been run on a small bed;
-so were ``serl_votes`` and its contrasts. ``r_sol_fast`` came when ``r_sol`` had ended below ``no_exchange`` on
-``trap-70``, at another learning rate; it has no contrasts here.
+so were ``serl_votes`` and its contrasts.
 """
 
 from collections.abc import Mapping
@@ -206,9 +205,6 @@ ARMS: Mapping[str, Arm] = {
     ),
     "shuffled": _samples("true answers, shuffled in their group: the floor", reward="shuffled"),
     "r_sol": _critique("critique self-play, r_sol alone", **_R_SOL),
-    "r_sol_fast": _critique(
-        "the same at the learning rate of `no_exchange`", rate_of="no_exchange", **_R_SOL
-    ),
     "r_meta": _critique("critique self-play, r_meta alone", reward="r_meta"),
     "r_diag": _critique("critique self-play, r_diag alone", reward="r_diag"),
     "critique": _critique(

@@ -4,6 +4,7 @@
     python benchmarks/evidence/run.py [beds=steps,trap-70] [arms=majority,r_sol] [seeds=10] [cells=20]
     python benchmarks/evidence/run.py seeds=named [beds=...]       # one more cell an arm, for the column of replies
                                           # that name the answer, which cells of the first sessions lack
+    python benchmarks/evidence/run.py rates=other [beds=...]   # the same cells at the learning rate that was not chosen
     python benchmarks/evidence/run.py tables                       # into both README.md, nothing is run
     python benchmarks/evidence/run.py problems trap-50 FOLDER      # test problems as files, those of each group apart
     python benchmarks/evidence/run.py audit sums-warm [RUN]        # what critics and voters see before the warm-up and
@@ -12,7 +13,8 @@
                                           # runs/evidence/words-warm-r_sol_steps-0-0.0002.transcripts.jsonl
     python benchmarks/evidence/run.py scores FILE [FILE ...]       # what V know, by how far they are apart, in
                                                                    # transcripts.jsonl of runs with known answers
-    python benchmarks/evidence/run.py contrast critics-70 serl judged   # one arm less another, not corrected by Holm
+    python benchmarks/evidence/run.py contrast critics-70 serl judged [0.002]   # one arm less another, not corrected
+                                                                   # by Holm, at one learning rate if it is given
     python benchmarks/evidence/run.py shortcuts FILE   # by step, how many groups of plain samples agree on a shortcut
 
 A cell is one run of an arm (`arms`) on a bed (`beds`) with a seed: training, then every test problem greedily and
@@ -53,10 +55,12 @@ from evidence.beds import BEDS, Bed, RealBed, WarmBed, bed_named, write_problems
 from evidence.tables import (
     Cell,
     arm_table,
+    at_rate,
     contrast_table,
     conversation_table,
     group_table,
     long_table,
+    rate_table,
     results_table,
     scores_table,
     shortcut_table,
@@ -115,7 +119,12 @@ def cells_of(bed: Bed) -> list[Cell]:
 
 
 def counted(cells: Iterable[Cell]) -> list[Cell]:
-    """Those of seeds that tables are about."""
+    """Those that tables are about: of seeds that count, at the learning rate that was chosen for the arm."""
+    return [each for each in of_any_rate(cells) if not each.get("other_rate")]
+
+
+def of_any_rate(cells: Iterable[Cell]) -> list[Cell]:
+    """Those of seeds that count."""
     return [each for each in cells if each["seed"] not in (NAMED, THROWN_AWAY)]
 
 
@@ -150,13 +159,26 @@ def wanted(plan: Sequence[Part]) -> Iterator[tuple[str, str, int]]:
                 yield from ((bed, arm, seed) for bed in beds for arm in arms)
 
 
-def run_one(bed: Bed, arm: str, seed: int, folder: Path) -> bool:
-    """Run one cell, or what its learning rate still lacks; whether anything was run."""
+def run_one(bed: Bed, arm: str, seed: int, folder: Path, *, is_other: bool = False) -> bool:
+    """Run one cell, or what its learning rate still lacks; whether anything was run.
+
+    Args:
+        bed: Its problems and policy.
+        arm: What trains.
+        seed: Of the run.
+        folder: For the run's own files.
+        is_other: At the learning rate that was not chosen, on beds and for arms with a choice.
+    """
     cells = cells_of(bed)
     tuned = ARMS[arm].prolongs or ARMS[arm].rate_of or arm
     rate = rate_of(cells, bed, tuned)
+    if rate is not None and is_other:
+        others = [each for each in bed.learning_rates if each != rate]
+        has_choice = ARMS[arm].learning_rate is None
+        return has_choice and any(_run(bed, arm, seed, each, folder, is_other=True) for each in others)
     if rate is not None:
-        is_done = any((each["arm"], each["seed"]) == (arm, seed) for each in cells)
+        at_rate = [each for each in cells if not each.get("other_rate")]
+        is_done = any((each["arm"], each["seed"]) == (arm, seed) for each in at_rate)
         return not is_done and _run(bed, arm, seed, rate, folder)
     key = (tuned, THROWN_AWAY)
     tried = {each["learning_rate"] for each in cells if (each["arm"], each["seed"]) == key}
@@ -165,7 +187,7 @@ def run_one(bed: Bed, arm: str, seed: int, folder: Path) -> bool:
     )
 
 
-def _run(bed: Bed, arm: str, seed: int, rate: float, folder: Path) -> bool:
+def _run(bed: Bed, arm: str, seed: int, rate: float, folder: Path, *, is_other: bool = False) -> bool:
     from evidence.cell import Settings, cell, steps_within
 
     place = folder / f"{bed.name}-{arm}-{seed}-{rate:g}"
@@ -185,6 +207,8 @@ def _run(bed: Bed, arm: str, seed: int, rate: float, folder: Path) -> bool:
         steps = known[0] if known else steps_within(bed, arm, place, seed=THROWN_AWAY)
         settings = Settings(learning_rate=rate, steps=steps)
         line = cell(bed, arm, seed, settings, place, validation=seed == THROWN_AWAY)
+        if is_other:
+            line |= {"other_rate": True}
         _keep(line, bed)
     return True
 
@@ -246,6 +270,7 @@ def _bed_tables(bed: Bed, start: str, own: Sequence[Cell]) -> list[str]:
         f"### `{bed.name}`: {len(problems)} test problems{which}",
         arm_table(cells, untrained, texts, named=[each for each in own if each["seed"] == NAMED]),
         contrast_table(cells, WARM_CONTRASTS if isinstance(bed, WarmBed) else contrasts),
+        rate_table(of_any_rate(own), contrasts),
     ]
     if bed.level is not None:
         parts.append(signal_table(cells, RARE_ARMS))
@@ -305,8 +330,9 @@ def did_another_thing(argv: Sequence[str]) -> bool:
     if argv[:1] == ["scores"] and len(argv) > 1:
         sys.stdout.write(f"{scores_table(map(Path, argv[1:]))}\n")
         return True
-    if argv[:1] == ["contrast"] and len(argv) == 4:
-        own = counted(cells_of(bed_named(argv[1])))
+    if argv[:1] == ["contrast"] and len(argv) in (4, 5):
+        own = cells_of(bed_named(argv[1]))
+        own = at_rate(of_any_rate(own), float(argv[4])) if argv[4:] else counted(own)
         sys.stdout.write(f"{contrast_table(own, [(argv[2], argv[3])])}\n")
         return True
     if argv[:1] == ["shortcuts"] and len(argv) == 2:
@@ -338,11 +364,14 @@ def main(argv: Sequence[str]) -> None:
         return
     given = dict(argument.split("=", 1) for argument in argv)
     plan = plan_of(given)
+    rates = given.pop("rates", "chosen")
+    if rates not in ("chosen", "other"):
+        sys.exit(f"rates is {rates!r}; allowed: chosen, other")
     most, folder = int(given.pop("cells", "1000000")), Path(given.pop("folder", "runs/evidence"))
     if given:
         sys.exit(
-            f"unknown option {next(iter(given))!r}; allowed: beds, arms, seeds, cells, folder, or one of the words "
-            "tables, problems, audit, transcripts, scores, contrast and shortcuts"
+            f"unknown option {next(iter(given))!r}; allowed: beds, arms, seeds, rates, cells, folder, or one of the "
+            "words tables, problems, audit, transcripts, scores, contrast and shortcuts"
         )
     beds = [bed_named(name) for name in dict.fromkeys(name for names, _, _ in plan for name in names)]
     missing = [bed for bed in beds if bed.model != "tiny" and not Path(bed.model).exists()]
@@ -358,7 +387,10 @@ def main(argv: Sequence[str]) -> None:
         run_untrained(bed, folder)
     done = 0
     while done < most:
-        if not any(run_one(bed_named(bed), arm, seed, folder) for bed, arm, seed in wanted(plan)):
+        if not any(
+            run_one(bed_named(bed), arm, seed, folder, is_other=rates == "other")
+            for bed, arm, seed in wanted(plan)
+        ):
             break
         done += 1
     write_pages()

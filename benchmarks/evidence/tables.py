@@ -246,6 +246,32 @@ def contrast_table(cells: Sequence[Cell], named: Sequence[tuple[str, str]]) -> s
     return _markdown(rows) if len(rows) > 2 else ""
 
 
+def at_rate(cells: Sequence[Cell], rate: float) -> list[Cell]:
+    """The cells of one learning rate."""
+    return [each for each in cells if each.get("learning_rate") == rate]
+
+
+def rate_table(cells: Sequence[Cell], named: Sequence[tuple[str, str]]) -> str:
+    """Contrasts at one learning rate that is not the chosen one of both arms, in points; empty without any.
+
+    None of these was named before, so there are no p-values.
+
+    Args:
+        cells: Of a bed, at any learning rate.
+        named: Arms, first less second.
+    """
+    rates = sorted({each["learning_rate"] for each in cells if "learning_rate" in each})
+    rows = [["at one learning rate", "rate", "seeds", "temperature 0", "temperature 1"], ["---"] * 5]
+    for pair, rate in itertools.product(named, rates):
+        own = at_rate(cells, rate)
+        found = [contrast(*pair, own, figure) for figure in ("greedy", "sampled")]
+        is_new = any(each["arm"] in pair and each.get("other_rate") for each in own)
+        if is_new and (known := [each for each in found if each is not None]):
+            points = [f"{each.mean:+.1f} ({each.low:+.1f} to {each.high:+.1f})" for each in known]
+            rows.append([f"`{pair[0]}` - `{pair[1]}`", f"{rate:g}", str(known[0].num_seeds), *points])
+    return _markdown(rows) if len(rows) > 2 else ""
+
+
 def group_table(
     cells: Sequence[Cell], untrained: Cell | None, groups: Sequence[str], arms: Sequence[str]
 ) -> str:
