@@ -53,6 +53,7 @@ from evidence.arms import (
 )
 from evidence.beds import BEDS, Bed, RealBed, WarmBed, bed_named, write_problems
 from evidence.tables import (
+    FRONT_ARMS,
     Cell,
     arm_table,
     at_rate,
@@ -301,7 +302,7 @@ def page() -> str:
 def front_page() -> str:
     """The repository's README with the results of the ledger."""
     cells = counted(read_ledger())
-    table = results_table(cells, FRONT_BEDS)
+    table = results_table(cells, FRONT_BEDS, arms=FRONT_ARMS)
     return _FRONT_TABLE.sub(lambda _: f"{table}\n", FRONT_PAGE.read_text(encoding="utf-8"))
 
 

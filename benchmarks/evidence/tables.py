@@ -43,19 +43,33 @@ RESULTS = {
     "peer_prediction": "peer prediction",
     "rubric_answers_first": "P(True): the policy reads each sample by itself, behind an answer of its own",
     "judged": "plain samples, judged in pairs by the policy",
-    "serl": "the same, a win over a solution of other length counts nothing (SERL)",
+    "serl": "SERL: the same, a win over a solution of other length counts nothing",
     "preference": "conversation preference RL",
     "r_sol": "critique self-play, r_sol alone",
-    "r_sol_floor_0.1": "the same behind the floor of today's default",
+    "r_sol_floor_0.1": "r_sol alone, behind the floor of today's default",
     "no_exchange": "r_sol alone, nobody reads critiques",
     "foreign_critiques": "r_sol alone, critiques of another problem are read",
     "critique": "critique self-play, three streams",
-    "apart": "the same, solver and critic trained apart",
+    "apart": "critique self-play, three streams, solver and critic trained apart",
     "comas": "CoMAS: critique self-play, solver against critic",
     "swap": "critique self-play's final solutions, swapped into the bare question",
     "shuffled": "true answers, shuffled: the floor",
 }
-"""Rows of the README's table, by arm."""
+"""Rows of the table of all beds, by arm."""
+FRONT_ARMS = (
+    "untrained",
+    "answers",
+    "majority",
+    "log_probability",
+    "judged",
+    "preference",
+    "r_sol",
+    "no_exchange",
+    "apart",
+    "comas",
+    "shuffled",
+)
+"""Rows of the README's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +180,13 @@ def _lenient(cells: Sequence[Cell]) -> str:
     return f"{greedy:.1f}, {sampled:.1f} ({len(known)})"
 
 
-def results_table(cells: Sequence[Cell], beds: Sequence[str], *, as_gains: bool = False) -> str:
+def results_table(
+    cells: Sequence[Cell],
+    beds: Sequence[str],
+    *,
+    arms: Sequence[str] = tuple(RESULTS),
+    as_gains: bool = False,
+) -> str:
     """Per cent right at temperatures 0 and 1 on the beds: mean and half of its 95 % interval over seeds.
 
     A bed's most frequent number of seeds goes without saying; others stand in brackets.
@@ -174,6 +194,7 @@ def results_table(cells: Sequence[Cell], beds: Sequence[str], *, as_gains: bool 
     Args:
         cells: Of the ledger, without seeds that are thrown away.
         beds: Their names.
+        arms: The rows.
         as_gains: Points over the untrained policy of the bed in place of per cent: what one bed predicts of another.
     """
     heads = [f"`{bed}`, T = 0 | T = 1" for bed in beds]
@@ -185,7 +206,7 @@ def results_table(cells: Sequence[Cell], beds: Sequence[str], *, as_gains: bool 
         bed: statistics.mode([len(by_place[place]) for place in by_place if place[0] == bed] or [0])
         for bed in beds
     }
-    for arm, label in RESULTS.items():
+    for arm in arms:
         row = [
             _mean(
                 by_place.get((bed, arm), []),
@@ -197,7 +218,7 @@ def results_table(cells: Sequence[Cell], beds: Sequence[str], *, as_gains: bool 
             for figure in ("greedy", "sampled")
         ]
         if any(row) and not (as_gains and arm == "untrained"):
-            lines.append(f"| {label} | {' | '.join(row)} |")
+            lines.append(f"| {RESULTS[arm]} | {' | '.join(row)} |")
     return "\n".join(lines)
 
 
