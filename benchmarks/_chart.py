@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Series", "plot_svg"]
-
 _NUM_COLOURS = 6
 _MAX_MARKED_POINTS = 60
 _MAX_DRAWN_POINTS = 800

@@ -7,8 +7,6 @@ from typing import Any
 
 from work import batch_title
 
-__all__ = ["ROWS", "Figure", "Ratio", "Row", "Side"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
