@@ -3,12 +3,13 @@
 from typing import Any
 
 
-def save_random_model(config: Any, folder: str) -> None:
-    """A causal language model with random weights (seed 0) whose tokens are numbers."""
+def save_random_model(config_class: Any, folder: str, **sizes: int) -> None:
+    """A causal language model with random weights (seed 0) and tied embeddings, whose tokens are numbers."""
     import torch
     from tokenizers import Tokenizer, models
     from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
+    config = config_class(**sizes, tie_word_embeddings=True, bos_token_id=None, eos_token_id=0)
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     words = Tokenizer(

@@ -27,19 +27,17 @@ VOCAB = 32_000
 def save_model(folder: str) -> None:
     from transformers import LlamaConfig
 
-    config = LlamaConfig(
+    save_random_model(
+        LlamaConfig,
+        folder,
         vocab_size=VOCAB,
         hidden_size=512,
         intermediate_size=1536,
         num_hidden_layers=8,
         num_attention_heads=8,
         num_key_value_heads=4,
-        tie_word_embeddings=True,
         max_position_embeddings=4096,
-        bos_token_id=None,
-        eos_token_id=0,
     )
-    save_random_model(config, folder)
 
 
 def measure(

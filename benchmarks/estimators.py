@@ -168,11 +168,18 @@ def measure(arm: Arm, problem: Problem, seed: int, batches: int) -> dict[str, fl
     }
 
 
-def table(rows: dict[str, dict[str, tuple[float, ...]]]) -> str:
-    columns = [f"{gap} nats" for gap in GAPS]
-    lines = ["| | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
-    for label, values in rows.items():
-        cells = [" / ".join(f"{value:.2f}" for value in values[column]) for column in columns]
+Measured = dict[str, dict[float, list[dict[str, float]]]]
+"""Figures by row of a table, gap and seed."""
+
+
+def table(measured: Measured, figures: Sequence[str]) -> str:
+    """Means over seeds of the figures that share a cell."""
+    lines = ["| | " + " | ".join(f"{gap} nats" for gap in GAPS) + " |", "|---" * (len(GAPS) + 1) + "|"]
+    for label, seeds_of in measured.items():
+        cells = [
+            " / ".join(f"{np.mean([seed[figure] for seed in seeds_of[gap]]):.2f}" for figure in figures)
+            for gap in GAPS
+        ]
         lines.append(f"| {label} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -232,48 +239,30 @@ DESIGNS = (
 )
 
 
-def mean_over_seeds(rows: list[dict[str, float]], figures: Sequence[str]) -> tuple[float, ...]:
-    return tuple(float(np.mean([row[figure] for row in rows])) for figure in figures)
-
-
 def run_design(design: Design, *, seeds: int, batches: int) -> dict[str, str]:
     """The text of every table of a design, by name."""
     iid = Arm(
         label="iid only", estimator=make_estimator("none"), strategies=("iid",), baseline=Baseline.STRATUM
     )
-    measured: dict[str, dict[str, list[dict[str, float]]]] = {}
+    measured: Measured = {}
     for seed in range(seeds):
         for gap in GAPS:
             problem = make_problem(seed, gap=gap, style=design.style, num_right=design.num_right)
             for arm in [iid, *arms(design.strategies)]:
-                cell = measured.setdefault(arm.label, {}).setdefault(f"{gap} nats", [])
-                cell.append(measure(arm, problem, seed, batches))
-    return {
-        f"{design.name}, {' / '.join(figures)}": table(
-            {
-                label: {column: mean_over_seeds(rows, figures) for column, rows in columns.items()}
-                for label, columns in measured.items()
-            }
-        )
-        for figures in design.tables
-    }
+                found = measure(arm, problem, seed, batches)
+                measured.setdefault(arm.label, {}).setdefault(gap, []).append(found)
+    return {f"{design.name}, {' / '.join(figures)}": table(measured, figures) for figures in design.tables}
 
 
 def regime(*, seeds: int) -> str:
     """What a gap does to the ratios of hinted samples and to PPO's clip on them, exactly (hard problem)."""
-    measured: dict[str, dict[str, list[dict[str, float]]]] = {}
+    measured: Measured = {}
     for seed in range(seeds):
         for gap in GAPS:
             problem = make_problem(seed, gap=gap, style=True, num_right=4)
             for name, value in regime_figures(problem).items():
-                cell = measured.setdefault(name, {}).setdefault(f"{gap} nats", [])
-                cell.append({"value": float(value)})
-    return table(
-        {
-            name: {column: mean_over_seeds(rows, ["value"]) for column, rows in columns.items()}
-            for name, columns in measured.items()
-        }
-    )
+                measured.setdefault(name, {}).setdefault(gap, []).append({"value": value})
+    return table(measured, ["value"])
 
 
 def regime_figures(problem: Problem) -> dict[str, float]:

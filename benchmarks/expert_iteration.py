@@ -283,17 +283,6 @@ def read(path: Path, settings: Mapping[str, str]) -> list[dict]:
     return [run for run in map(json.loads, lines) if run["settings"] == dict(settings)]
 
 
-def check(arms: Sequence[str]) -> None:
-    """Refuse, before anything is trained, what would fail after hours.
-
-    Raises:
-        ValueError: If there is no such arm.
-    """
-    for arm in arms:
-        if arm not in ARMS:
-            raise ValueError(f"there is no arm {arm!r}; allowed: {', '.join(ARMS)}")
-
-
 def main(argv: Sequence[str]) -> None:
     prepare_threads()
     given = dict(argument.split("=", 1) for argument in argv)
@@ -302,7 +291,9 @@ def main(argv: Sequence[str]) -> None:
     part, num_parts = (int(number) for number in given.pop("part", "0/1").split("/"))
     path = Path(given.pop("results", "runs/expert_iteration/results.jsonl"))
     settings = {"tokens": "60000", "problems": "500"} | given
-    check(arms)
+    for arm in arms:
+        if arm not in ARMS:
+            raise ValueError(f"there is no arm {arm!r}; allowed: {', '.join(ARMS)}")
     wanted = [(arm, seed) for seed in seeds for arm in arms]
     done = {(run["arm"], run["seed"]) for run in read(path, settings)}
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -31,23 +31,7 @@ if TYPE_CHECKING:
 
     import tinker
 
-WORDS = [
-    "the",
-    "cat",
-    "sat",
-    "on",
-    "a",
-    "mat",
-    "while",
-    "seven",
-    "green",
-    "birds",
-    "sang",
-    "about",
-    "numbers",
-    "and",
-    "rivers",
-]
+TEXT = "the cat sat on a mat while seven green birds sang about numbers and rivers"
 
 
 def told(name: str, wall: float, processor: float) -> None:
@@ -63,7 +47,7 @@ def random_prompts(
     """Prompts of so many random words."""
     import tinker
 
-    texts = [" ".join(rng.choices(WORDS, k=words)) for _ in range(prompts)]
+    texts = [" ".join(rng.choices(TEXT.split(), k=words)) for _ in range(prompts)]
     return [tinker.ModelInput.from_ints(encode(text)) for text in texts]
 
 

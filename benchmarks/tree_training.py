@@ -26,7 +26,9 @@ VOCAB = 704
 def save_model(folder: str) -> None:
     from transformers import Qwen3Config
 
-    config = Qwen3Config(
+    save_random_model(
+        Qwen3Config,
+        folder,
         vocab_size=VOCAB,
         hidden_size=256,
         intermediate_size=640,
@@ -34,12 +36,8 @@ def save_model(folder: str) -> None:
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=64,
-        tie_word_embeddings=True,
         max_position_embeddings=2048,
-        bos_token_id=None,
-        eos_token_id=0,
     )
-    save_random_model(config, folder)
 
 
 def datum(context: list[int], action: list[int]) -> Any:

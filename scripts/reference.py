@@ -57,12 +57,10 @@ def entry(name: str, value: Any, level: int = 2) -> list[str]:
 
 def signature(value: Any) -> str:
     """The parameters, one to a line where they do not fit."""
-    parameters = [
-        str(each) for each in inspect.signature(value).parameters.values() if each.name not in ("self", "cls")
+    given = [
+        each for each in inspect.signature(value).parameters.values() if each.name not in ("self", "cls")
     ]
-    kinds = [
-        each.kind for each in inspect.signature(value).parameters.values() if each.name not in ("self", "cls")
-    ]
+    parameters, kinds = [str(each) for each in given], [each.kind for each in given]
     if inspect.Parameter.KEYWORD_ONLY in kinds and inspect.Parameter.VAR_POSITIONAL not in kinds:
         parameters.insert(kinds.index(inspect.Parameter.KEYWORD_ONLY), "*")
     line = f"({', '.join(parameters)})"

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 from forked_commands import start
+from random_models import make_model
 
 import viva.cli
 from viva.engine.checkpoint import read_tensors
-from viva.testing import CHAT_TOKENS, tiny_tokenizer
 
 MODEL = "Qwen/Qwen3-4B-Instruct-2507"
 NUM_STEPS = 30
@@ -29,28 +29,8 @@ OPTIONS = [
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder that holds a model and two data sets under their hub names."""
-    import torch
-    import transformers
-
     folder = tmp_path_factory.mktemp("cookbook")
-    tokenizer = tiny_tokenizer("qwen3_instruct")
-    end = tokenizer.convert_tokens_to_ids(CHAT_TOKENS["qwen3_instruct"][1])
-    config = transformers.Qwen3Config(
-        vocab_size=len(tokenizer),
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=8,
-        max_position_embeddings=2048,
-        eos_token_id=end,
-        bos_token_id=None,
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder / MODEL)
-    tokenizer.save_pretrained(folder / MODEL)
+    make_model(folder / MODEL, "qwen3", names_labels=False)
     gsm8k, no_robots = folder / "openai" / "gsm8k", folder / "HuggingFaceH4" / "no_robots"
     for data in (gsm8k, no_robots):
         data.mkdir(parents=True)

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import tinker
+from random_models import make_model
 
 import viva.cli
 import viva.engine
 from viva.engine import LocalServiceClient
-from viva.testing import CHAT_TOKENS, tiny_tokenizer
 
 ROOT = Path(__file__).parents[1]
 
@@ -34,28 +34,7 @@ def example(name: str) -> Any:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A small random model that speaks ChatML."""
-    import torch
-    import transformers
-
-    folder = tmp_path_factory.mktemp("model")
-    tokenizer = tiny_tokenizer("qwen3_instruct")
-    config = transformers.Qwen3Config(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=16,
-        max_position_embeddings=2048,
-        eos_token_id=tokenizer.convert_tokens_to_ids(CHAT_TOKENS["qwen3_instruct"][1]),
-        bos_token_id=None,
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return str(folder)
+    return str(make_model(tmp_path_factory.mktemp("model"), "qwen3", names_labels=False))
 
 
 def lines(path: Path) -> list[dict[str, Any]]:

@@ -13,8 +13,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Channel", "peak_gb", "serve"]
-
 
 class Channel:
     """The way to the process that measures."""

@@ -4,8 +4,6 @@ import os
 import platform
 from pathlib import Path
 
-__all__ = ["describe"]
-
 _FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
 
 

@@ -14,8 +14,6 @@ from typing import Any
 
 from work import SIZES, WORDS_FILE, Size
 
-__all__ = ["make_tokenizer", "save_model"]
-
 CONTROL = ("<|end|>", "<|im_start|>", "<|im_end|>")
 SPACE = "\u0120"  # how byte-level tokenizers write it
 

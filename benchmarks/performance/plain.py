@@ -23,8 +23,6 @@ from work import LEARNING_RATE, LORA_ALPHA, LORA_RANK
 
 from viva.sdk import make_response, make_sequence
 
-__all__ = ["PlainClient", "VllmClient"]
-
 HERE = Path(__file__).parent
 
 

@@ -7,8 +7,6 @@ from typing import Any
 
 from rows import ROWS, Figure, Ratio, Row
 
-__all__ = ["lines_of", "newest", "render"]
-
 Record = Mapping[str, Any]
 Line = tuple[str, str, str, str, str]
 """What, measured, spread, aim, whether it is reached."""

@@ -2,12 +2,10 @@
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from work import batch_title
-
-__all__ = ["ROWS", "Figure", "Ratio", "Row", "Side"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,32 +67,38 @@ Aims = tuple[float | None, float | None]
 NONE: Aims = (None, None)
 
 
-def group_step(shape: str, work: str, *, aims: Aims, aims_bf16: Aims, micro_batch: int, model: str) -> Row:
-    """A full policy-gradient step against TRL and SkyRL; aims are against these two."""
+def _step(shape: str, model: str, aims: Aims = NONE, aims_bf16: Aims = NONE) -> Row:
+    """A full policy-gradient step against TRL and, with random weights, SkyRL; aims are against these two."""
     common = {"shape": shape}
-    training = {"micro_batch": micro_batch}
-    return Row(
-        work=work,
-        model=model,
-        sides={
-            OURS: Side(script="side_viva.py", settings={"work": "step"} | common | F32),
-            OURS_BF16: Side(script="side_viva.py", settings={"work": "step"} | common | BF16),
-            TRL: Side(script="side_trl.py", settings=common | training | F32, environment="peers"),
-            TRL_BF16: Side(script="side_trl.py", settings=common | training | BF16, environment="peers"),
-            SKYRL: Side(script="side_skyrl.py", settings=common | training, environment="skyrl"),
-        },
-        ratios=(
-            Ratio(over=TRL, under=OURS, aim=aims[0]),
-            Ratio(over=SKYRL, under=OURS, aim=aims[1]),
-            Ratio(over=TRL, under=OURS_BF16, aim=aims_bf16[0]),
-            Ratio(over=TRL_BF16, under=OURS_BF16),
-            Ratio(over=SKYRL, under=OURS_BF16, aim=aims_bf16[1]),
-        ),
-        notes=(
+    training = {"micro_batch": _MICRO_BATCH[shape] // (2 if model in ("85m", "smollm2") else 1)}
+    sides = {
+        OURS: Side(script="side_viva.py", settings={"work": "step"} | common | F32),
+        OURS_BF16: Side(script="side_viva.py", settings={"work": "step"} | common | BF16),
+        TRL: Side(script="side_trl.py", settings=common | training | F32, environment="peers"),
+        TRL_BF16: Side(script="side_trl.py", settings=common | training | BF16, environment="peers"),
+    }
+    notes = ["TRL trains without gradient checkpointing (its default is with it, which is slower)."]
+    if model != "smollm2":
+        sides[SKYRL] = Side(script="side_skyrl.py", settings=common | training, environment="skyrl")
+        notes.insert(
+            0,
             "SkyRL's backend runs in process: no server, no database, no checkpoint between update and sampling.",
-            "TRL trains without gradient checkpointing (its default is with it, which is slower).",
-            *([_CAUSES] if model == "42m" else []),
-        ),
+        )
+    if model == "42m":
+        notes.append(_CAUSES)
+    ratios = (
+        Ratio(over=TRL, under=OURS, aim=aims[0]),
+        Ratio(over=SKYRL, under=OURS, aim=aims[1]),
+        Ratio(over=TRL, under=OURS_BF16, aim=aims_bf16[0]),
+        Ratio(over=TRL_BF16, under=OURS_BF16),
+        Ratio(over=SKYRL, under=OURS_BF16, aim=aims_bf16[1]),
+    )
+    return Row(
+        work=f"GRPO step {_STEPS[shape]}",
+        model=model,
+        sides=sides,
+        ratios=tuple(ratio for ratio in ratios if ratio.over in sides),
+        notes=tuple(notes),
     )
 
 
@@ -395,38 +399,11 @@ _CAUSES = (
 )
 """Why aims are missed, and what was tried."""
 _MICRO_BATCH = {"long": 4, "balanced": 12, "distinct": 12}
-"""Rows that peers train at once: all twelve are slower where they are long. The largest model has half, for memory."""
-
-
-def _step(shape: str, model: str) -> Row:
-    aims, aims_bf16 = _STEP_AIMS[shape] if model == "42m" else (NONE, NONE)
-    return group_step(
-        shape,
-        f"GRPO step {_STEPS[shape]}",
-        model=model,
-        aims=aims,
-        aims_bf16=aims_bf16,
-        micro_batch=_MICRO_BATCH[shape] // (2 if model == "85m" else 1),
-    )
-
-
-def _real_step(shape: str) -> Row:
-    """A full policy-gradient step of SmolLM2 against TRL."""
-    row = group_step(
-        shape,
-        f"GRPO step {_STEPS[shape]}",
-        model="smollm2",
-        aims=(8, None),
-        aims_bf16=(8, None),
-        micro_batch=_MICRO_BATCH[shape] // 2,
-    )
-    kept = {label: side for label, side in row.sides.items() if label != SKYRL}
-    ratios = tuple(ratio for ratio in row.ratios if ratio.over != SKYRL)
-    return replace(row, sides=kept, ratios=ratios, notes=tuple(n for n in row.notes if "SkyRL" not in n))
+"""Rows that peers train at once: all twelve are slower where they are long. Larger models have half, for memory."""
 
 
 ROWS: dict[str, Row] = {
-    **{shape: _step(shape, "42m") for shape in _STEPS},
+    **{shape: _step(shape, "42m", *_STEP_AIMS[shape]) for shape in _STEPS},
     "ragged": _ragged(),
     "conversation": _conversation(4, 4),
     "conversation-3x5": _conversation(3, 5),
@@ -467,7 +444,7 @@ ROWS: dict[str, Row] = {
     "critique-smollm2": _real_conversation(
         "critique", 2, 2, "full step of critique self-play: 4 agents, votes by labels, update"
     ),
-    **{f"{shape}-smollm2": _real_step(shape) for shape in ("long", "balanced")},
+    **{f"{shape}-smollm2": _step(shape, "smollm2", (8, None), (8, None)) for shape in ("long", "balanced")},
     "limit-smollm2": _limit("smollm2", 65, 75, 60),
 }
 """By the name that ``rows=`` takes, in the order of the table."""

@@ -14,9 +14,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
 from channel import serve
-from side_viva import open_client
+from side_viva import open_client, policy_datum
 from work import LEARNING_RATE, SHAPES, SIZES, Size, prompts, tail, words
 
 from viva.threads import prepare_threads
@@ -147,14 +146,8 @@ def training_share(client: Any, machine: Machine, name: str, number: int) -> flo
     shape, folder, rng = SHAPES[name], machine.folder, random.Random(number)
     data = []
     for prompt in prompts(folder, shape, number) * shape.group:
-        tokens, context = prompt + tail(words(folder), shape.completion, rng), len(prompt) - 1
-        inputs = {
-            "target_tokens": tokens[1:],
-            "logprobs": [0.0] * context + [-10.0] * shape.completion,
-            "advantages": [0.0] * context + [1.0] * shape.completion,
-            "mask": np.array([0.0] * context + [1.0] * shape.completion, np.float32),
-        }
-        data.append(tinker.Datum(model_input=tinker.ModelInput.from_ints(tokens[:-1]), loss_fn_inputs=inputs))
+        reply = tail(words(folder), shape.completion, rng)
+        data.append(policy_datum(prompt, reply, [-10.0] * shape.completion, 1.0))
     started = time.perf_counter()
     done = client.forward_backward(data, "importance_sampling")
     client.optim_step(tinker.AdamParams(learning_rate=LEARNING_RATE)).result()

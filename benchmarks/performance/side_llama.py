@@ -1,20 +1,18 @@
 """llama.cpp, by its Python binding: batches of samples, all sequences of a batch in one decoding step.
 
-Settings: ``model`` (folder with ``model-PRECISION.gguf``), ``precision`` and ``batches``, of which each is ``[prompts,
-samples, prompt tokens, new tokens]``. A prompt is read once for all its samples. Before every batch the model's file is
-loaded anew (from the page cache; what merged, quantised and wrote it is not counted). Its own sampler draws; it gives
-no log-probabilities.
+Settings: ``model`` (folder with ``model-PRECISION.gguf``), ``precision`` and ``batches`` (`work.batches`). A prompt is
+read once for all its samples. Before every batch the model's file is loaded anew (from the page cache; what merged,
+quantised and wrote it is not counted). Its own sampler draws; it gives no log-probabilities.
 """
 
 import os
-import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from channel import serve
-from work import batch_figures, tail, words
+from work import batches
 
 AT_ONCE = 2048
 """Tokens of prompts in one step."""
@@ -81,24 +79,20 @@ class Engine:
 
 
 def make(settings: Mapping[str, Any]) -> Callable[[int], dict[str, float]]:
-    ids = words(settings["model"])
     file = Path(settings["model"]) / f"model-{settings['precision']}.gguf"
 
     def step(number: int) -> dict[str, float]:
-        found: dict[str, float] = {}
-        for distinct, samples, length, new in settings["batches"][: None if number else 2]:
-            rng = random.Random(f"{number} {distinct} {samples}")
-            asked = [tail(ids, length, rng) for _ in range(distinct)]
-            needed = distinct * length + distinct * samples * new
+        def sample(asked: list[list[int]], samples: int, new: int, _: object) -> tuple[int, float, float]:
+            rows = len(asked) * samples
             started = time.perf_counter()
-            engine = Engine(file, distinct * samples, needed, number)
+            engine = Engine(file, rows, sum(map(len, asked)) + rows * new, number)
             refreshed = time.perf_counter()
             tokens = engine.generate(asked, samples, new)
             ended = time.perf_counter()
             engine.close()
-            assert tokens == distinct * samples * new
-            found |= batch_figures(distinct, samples, tokens, ended - started, refreshed - started)
-        return found
+            return tokens, ended - started, refreshed - started
+
+        return batches(settings, number, sample)
 
     return step
 

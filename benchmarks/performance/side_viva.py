@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 from channel import serve
-from work import LEARNING_RATE, LORA_RANK, SHAPES, advantages, batch_figures, prompts, tail, words
+from work import LEARNING_RATE, LORA_RANK, SHAPES, advantages, batches, prompts, tail, words
 
 from viva.threads import prepare_threads
 
@@ -28,20 +28,21 @@ def open_client(settings: Mapping[str, Any]) -> Any:
     return service.create_lora_training_client(settings["model"], rank=LORA_RANK, seed=0)
 
 
-def policy_datum(prompt: Sequence[int], sequence: Any, advantage: float) -> Any:
+def policy_datum(
+    prompt: Sequence[int], reply: Sequence[int], logprobs: Sequence[float], advantage: float
+) -> Any:
     import tinker
 
     context = len(prompt) - 1
-    tokens = [*prompt, *sequence.tokens]
+    tokens = [*prompt, *reply]
+    mask = np.array([0.0] * context + [1.0] * len(reply), np.float32)  # as the loop sends it
     return tinker.Datum(
         model_input=tinker.ModelInput.from_ints(tokens[:-1]),
         loss_fn_inputs={
             "target_tokens": tokens[1:],
-            "logprobs": [0.0] * context + list(sequence.logprobs),
-            "advantages": [0.0] * context + [advantage] * len(sequence.tokens),
-            "mask": np.array(
-                [0.0] * context + [1.0] * len(sequence.tokens), np.float32
-            ),  # as the loop sends it
+            "logprobs": [0.0] * context + list(logprobs),
+            "advantages": [0.0] * context + [advantage] * len(reply),
+            "mask": mask,
         },
     )
 
@@ -66,7 +67,7 @@ def policy_step(settings: Mapping[str, Any]) -> Callable[[int], dict[str, float]
         ]
         rolled = time.perf_counter()
         data = [
-            policy_datum(prompt, sequence, advantage)
+            policy_datum(prompt, sequence.tokens, sequence.logprobs, advantage)
             for (prompt, sequence), advantage in zip(sampled, advantages(shape.rows), strict=True)
         ]
         done = client.forward_backward(data, "importance_sampling")
@@ -155,7 +156,7 @@ def judge(settings: Mapping[str, Any]) -> Callable[[int], dict[str, float]]:
     return step
 
 
-def batches(settings: Mapping[str, Any]) -> Callable[[int], dict[str, float]]:
+def fresh_batches(settings: Mapping[str, Any]) -> Callable[[int], dict[str, float]]:
     """Samples right after an update, which is not timed; a batch begins with a new sampler."""
     import tinker
 
@@ -172,10 +173,9 @@ def batches(settings: Mapping[str, Any]) -> Callable[[int], dict[str, float]]:
         client.optim_step(tinker.AdamParams(learning_rate=LEARNING_RATE)).result()
 
     def step(number: int) -> dict[str, float]:
-        found: dict[str, float] = {}
-        for distinct, samples, length, new in settings["batches"][: None if number else 2]:
-            rng = random.Random(f"{number} {distinct} {samples}")
-            asked = [tail(ids, length, rng) for _ in range(distinct)]
+        def sample(
+            asked: list[list[int]], samples: int, new: int, rng: random.Random
+        ) -> tuple[int, float, float]:
             update(rng)
             params = tinker.SamplingParams(max_tokens=new, stop=[], seed=number)
             started = time.perf_counter()
@@ -184,14 +184,14 @@ def batches(settings: Mapping[str, Any]) -> Callable[[int], dict[str, float]]:
             futures = [sampler.sample(tinker.ModelInput.from_ints(each), samples, params) for each in asked]
             tokens = sum(len(one.tokens) for future in futures for one in future.result().sequences)
             ended = time.perf_counter()
-            assert tokens == distinct * samples * new
-            found |= batch_figures(distinct, samples, tokens, ended - started, refreshed - started)
-        return found
+            return tokens, ended - started, refreshed - started
+
+        return batches(settings, number, sample)
 
     return step
 
 
-WORKS = {"step": policy_step, "batches": batches, "ragged": ragged, "judge": judge}
+WORKS = {"step": policy_step, "batches": fresh_batches, "ragged": ragged, "judge": judge}
 
 if __name__ == "__main__":
     prepare_threads()

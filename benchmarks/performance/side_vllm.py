@@ -1,16 +1,15 @@
 """vLLM's build for CPUs: batches of samples, with its prefix cache and continuous batching.
 
-Settings: ``work``, ``model`` (folder), ``precision``. Work ``batches`` has ``batches``, of which each is ``[prompts,
-samples, prompt tokens, new tokens]``. Before every batch the weights are read anew into the running engine (from the
-page cache; what merged and wrote them is not counted), and the prefix cache is emptied, as after a training step. Work
-``requests`` answers single requests from the standard input, all that wait in one batch, for `plain.VllmClient`.
+Settings: ``work``, ``model`` (folder), ``precision``. Work ``batches`` has ``batches`` (`work.batches`). Before every
+batch the weights are read anew into the running engine (from the page cache; what merged and wrote them is not
+counted), and the prefix cache is emptied, as after a training step. Work ``requests`` answers single requests from the
+standard input, all that wait in one batch, for `plain.VllmClient`.
 """
 
 import itertools
 import json
 import os
 import queue
-import random
 import sys
 import threading
 import time
@@ -18,7 +17,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from channel import Channel, serve
-from work import batch_figures, tail, words
+from work import batches
 
 GIB_OF_KEYS_AND_VALUES = {"batches": 4, "requests": 1}
 """The latter beside processes that train: 23,000 tokens of SmolLM2-135M in float32."""
@@ -44,25 +43,20 @@ def load(settings: Mapping[str, Any]) -> Any:
 def make(settings: Mapping[str, Any]) -> Callable[[int], dict[str, float]]:
     from vllm import SamplingParams
 
-    engine, ids = load(settings), words(settings["model"])
+    engine = load(settings)
 
-    def step(number: int) -> dict[str, float]:
-        found: dict[str, float] = {}
-        for distinct, samples, length, new in settings["batches"][: None if number else 2]:
-            rng = random.Random(f"{number} {distinct} {samples}")
-            asked = [{"prompt_token_ids": tail(ids, length, rng)} for _ in range(distinct)]
-            params = SamplingParams(n=samples, max_tokens=new, temperature=1.0, ignore_eos=True, logprobs=0)
-            started = time.perf_counter()
-            refresh(engine)
-            refreshed = time.perf_counter()
-            answers = engine.generate(asked, params, use_tqdm=False)
-            ended = time.perf_counter()
-            tokens = sum(len(one.token_ids) for answer in answers for one in answer.outputs)
-            assert tokens == distinct * samples * new
-            found |= batch_figures(distinct, samples, tokens, ended - started, refreshed - started)
-        return found
+    def sample(asked: list[list[int]], samples: int, new: int, _: object) -> tuple[int, float, float]:
+        prompts = [{"prompt_token_ids": each} for each in asked]
+        params = SamplingParams(n=samples, max_tokens=new, temperature=1.0, ignore_eos=True, logprobs=0)
+        started = time.perf_counter()
+        refresh(engine)
+        refreshed = time.perf_counter()
+        answers = engine.generate(prompts, params, use_tqdm=False)
+        ended = time.perf_counter()
+        tokens = sum(len(one.token_ids) for answer in answers for one in answer.outputs)
+        return tokens, ended - started, refreshed - started
 
-    return step
+    return lambda number: batches(settings, number, sample)
 
 
 def refresh(engine: Any) -> None:

@@ -3,22 +3,10 @@
 import functools
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-__all__ = [
-    "SHAPES",
-    "SIZES",
-    "Shape",
-    "Size",
-    "advantages",
-    "batch_figures",
-    "batch_title",
-    "prompts",
-    "tail",
-    "words",
-]
+from typing import Any
 
 LORA_RANK = 16
 LORA_ALPHA = 32
@@ -123,9 +111,23 @@ def batch_title(distinct: int, samples: int) -> str:
     return f"{distinct} x {samples}"
 
 
-def batch_figures(
-    distinct: int, samples: int, tokens: int, seconds: float, refresh_s: float
+def batches(
+    settings: Mapping[str, Any],
+    number: int,
+    sample: Callable[[list[list[int]], int, int, random.Random], tuple[int, float, float]],
 ) -> dict[str, float]:
-    """A batch's milliseconds by token, the refresh of weights in it, and the seconds of that refresh."""
-    title = batch_title(distinct, samples)
-    return {title: 1000 * seconds / tokens, f"{title} refresh": refresh_s}
+    """Milliseconds by token of every batch, the refresh of weights in it, and the seconds of that refresh.
+
+    Settings: ``model`` (folder) and ``batches``, of which each is ``[prompts, samples, prompt tokens, new tokens]``;
+    step 0, which warms up, has two of them. From prompts, samples of each, tokens of each sample and random numbers
+    `sample` gives the tokens that it drew, the seconds of all, and those of the refresh.
+    """
+    found: dict[str, float] = {}
+    for distinct, samples, length, new in settings["batches"][: None if number else 2]:
+        rng = random.Random(f"{number} {distinct} {samples}")
+        asked = [tail(words(settings["model"]), length, rng) for _ in range(distinct)]
+        tokens, seconds, refresh_s = sample(asked, samples, new, rng)
+        assert tokens == distinct * samples * new
+        title = batch_title(distinct, samples)
+        found |= {title: 1000 * seconds / tokens, f"{title} refresh": refresh_s}
+    return found

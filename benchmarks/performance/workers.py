@@ -13,8 +13,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["SideFailedError", "Worker", "take_turns"]
-
 HERE = Path(__file__).parent
 
 

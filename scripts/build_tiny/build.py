@@ -25,17 +25,6 @@ from viva import tiny
 from .reviews import PLAIN, Example, Pupil
 from .texts import COMPARISONS, JUDGEMENTS, LESSONS, MIXTURE, ORDERS, Generator
 
-__all__ = [
-    "BuildConfig",
-    "EncodedExample",
-    "Generator",
-    "batches",
-    "build",
-    "build_tokenizer",
-    "encode_example",
-    "main",
-]
-
 logger = logging.getLogger(__name__)
 
 EncodedExample = tuple[list[int], list[float]]

@@ -27,20 +27,6 @@ from viva.conversation.critiques import (
 from viva.conversation.protocol import View, persona, shown_solution
 from viva.tiny.tasks import Problem, answer_of, sample_problem, worked_solution, working_of, wrong_solution
 
-__all__ = [
-    "PLAIN",
-    "Attempt",
-    "Example",
-    "Pupil",
-    "critique_example",
-    "lookup_example",
-    "order_example",
-    "proposal_example",
-    "ranking_example",
-    "remark",
-    "revision_example",
-]
-
 _SURE_OF_PLAIN_STEPS = 0.6
 _SURE_OF_HARD_STEPS = 0.36
 _SURE_AS_CRITIC = 0.9

@@ -43,24 +43,6 @@ from .reviews import (
     revision_example,
 )
 
-__all__ = [
-    "COMPARISONS",
-    "JUDGEMENTS",
-    "LESSONS",
-    "MIXTURE",
-    "ORDERS",
-    "agreement_example",
-    "audit_example",
-    "careful_example",
-    "check_example",
-    "conversation_example",
-    "direct_example",
-    "drill_example",
-    "feedback_example",
-    "judgement_example",
-    "worked_example",
-]
-
 Generator = Callable[[random.Random, Pupil], Example]
 """Makes one example of a pupil's writing."""
 

@@ -18,6 +18,7 @@ from tinker_cookbook.completers import StopCondition, TokenCompleter, TokensWith
 from tinker_cookbook.renderers.base import Renderer
 
 from viva.conversation.rendering import load_renderer
+from viva.sdk import make_response, make_sequence, make_topk
 
 __all__ = [
     "CHAT_TOKENS",
@@ -234,8 +235,6 @@ class ScriptedSamplingClient:
     async def _score(
         self, prompt: tinker.ModelInput, logprob: Callable[[str, str], float]
     ) -> tinker.SampleResponse:
-        from viva.sdk import make_response, make_sequence
-
         tokenizer: Any = self.renderer.tokenizer
         tokens = prompt.to_ints()
         texts = [str(tokenizer.decode([token])) for token in tokens]
@@ -258,8 +257,6 @@ class ScriptedSamplingClient:
         topk_prompt: int,
         topk_sample: int,
     ) -> tinker.SampleResponse:
-        from viva.sdk import make_response, make_sequence, make_topk
-
         before = prompt.to_ints()
         self.in_flight += 1
         self.max_in_flight = max(self.max_in_flight, self.in_flight)

@@ -73,36 +73,25 @@ async def test_a_probe_catches_its_broken_engine(service, model, trainer_class, 
     assert complaint in finding.detail
 
 
-@pytest.mark.parametrize(
-    ("service_class", "complaint"),
-    [
-        (broken.ForgetsTheOptimiser, "optimiser's state is not restored"),
-        (broken.ForgetsTheWeights, "restored weights differ"),
-    ],
-)
-async def test_a_checkpoint_without_weights_or_optimiser_is_caught(service, model, service_class, complaint):
-    forgetful = service_class(service)
-    forgetful.model = model
-    finding = await put(BY_NAME["checkpoints"], bench(forgetful, model))
-    assert finding.answer == "wrong"
-    assert complaint in finding.detail
+BROKEN_SERVICES = [
+    (broken.ForgetsTheOptimiser, "checkpoints", "optimiser's state is not restored"),
+    (broken.ForgetsTheWeights, "checkpoints", "restored weights differ"),
+    (broken.OneSetOfWeights, "two training clients", "a step of the first of two clients"),
+    (broken.OneFrozenCopy, "two training clients", "a step behind the first client's"),
+]
 
 
-@pytest.mark.parametrize(
-    ("service_class", "complaint"),
-    [
-        (broken.OneSetOfWeights, "a step of the first of two clients"),
-        (broken.OneFrozenCopy, "a step behind the first client's"),
-    ],
-)
-async def test_two_training_clients_that_are_not_two_are_caught(service, model, service_class, complaint):
-    finding = await put(BY_NAME["two training clients"], bench(service_class(service), model))
+@pytest.mark.parametrize(("service_class", "name", "complaint"), BROKEN_SERVICES)
+async def test_a_probe_catches_its_broken_service(service, model, service_class, name, complaint):
+    unsound = service_class(service)
+    unsound.model = model
+    finding = await put(BY_NAME[name], bench(unsound, model))
     assert finding.answer == "wrong"
     assert complaint in finding.detail
 
 
 def test_every_probe_has_a_broken_engine():
-    assert {name for _, name, _ in BROKEN} | {"checkpoints", "two training clients"} == set(BY_NAME)
+    assert {name for _, name, _ in [*BROKEN, *BROKEN_SERVICES]} == set(BY_NAME)
 
 
 async def test_samples_that_are_all_the_same_are_caught(service, model):

@@ -12,8 +12,6 @@ from pathlib import Path
 
 from bad_world import GOOD_RUN
 
-__all__ = ["CASES", "Case"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Case:

@@ -16,8 +16,6 @@ from random_models import make_model
 
 from viva import cli
 
-__all__ = ["GOOD_RUN", "build_world", "run_command"]
-
 GOOD = '{"query": "What is 2 + 2?", "answer": "4"}\n{"query": "What is 3 + 4?", "answer": "7"}\n'
 GOOD_RUN = (
     *("train", "conversation_preference_rl", "model_name=models/good", "train_prompts_path=good.jsonl"),

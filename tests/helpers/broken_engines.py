@@ -273,28 +273,23 @@ class OffLogprobs(Sampler):
 class ShiftedPrompts(Sampler):
     """Logprobs of the prompt stand one place too early."""
 
+    def places(self, told: Any) -> list[float]:
+        return [np.nan, *told[2:], told[1]]
+
     async def answer(self, prompt: Any, num_samples: int, params: Any, options: dict[str, Any]) -> Any:
         response = await super().answer(prompt, num_samples, params, options)
         told = response.prompt_logprobs
         if told is None:
             return response
-        return make_response(
-            list(response.sequences),
-            {"prompt_logprobs_np": np.array([np.nan, *told[2:], told[1]], dtype=np.float32)},
-        )
+        places = np.array(self.places(told), dtype=np.float32)
+        return make_response(list(response.sequences), {"prompt_logprobs_np": places})
 
 
-class NoFirstPlace(Sampler):
+class NoFirstPlace(ShiftedPrompts):
     """The first token of the prompt, which has no logprob, has no place either."""
 
-    async def answer(self, prompt: Any, num_samples: int, params: Any, options: dict[str, Any]) -> Any:
-        response = await super().answer(prompt, num_samples, params, options)
-        told = response.prompt_logprobs
-        if told is None:
-            return response
-        return make_response(
-            list(response.sequences), {"prompt_logprobs_np": np.array(told[1:], dtype=np.float32)}
-        )
+    def places(self, told: Any) -> list[float]:
+        return told[1:]
 
 
 class FewAlternatives(Sampler):

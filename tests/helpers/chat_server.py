@@ -9,8 +9,6 @@ from typing import Any
 
 from web_servers import QuietHandler, serving
 
-__all__ = ["ChatServer", "Said", "chat_server", "completion", "in_turn"]
-
 
 @dataclass
 class Said:

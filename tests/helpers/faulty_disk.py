@@ -28,6 +28,15 @@ _FILLING = ("write", "mkdir", "fsync")
 KILLED = 99
 
 
+def place_of(target, dir_fd=None) -> str:
+    """Where a path or a descriptor leads; what a path ends with is not followed."""
+    if isinstance(target, int):
+        return os.readlink(f"/proc/self/fd/{target}")
+    parent = os.getcwd() if dir_fd is None else os.readlink(f"/proc/self/fd/{dir_fd}")
+    path = os.path.join(parent, os.fsdecode(target))
+    return os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
+
+
 class FaultyDisk:
     """Fails the k-th operation below a folder, once; ``k=0`` only counts."""
 
@@ -45,9 +54,12 @@ class FaultyDisk:
 
         safetensors.torch.save_file = self._saving(safetensors.torch.save_file)
 
-    def _passes(self, name: str, path: str | None) -> bool:
+    def _is_inside(self, path: str) -> bool:
+        return (path + "/").startswith(self.folder + "/")
+
+    def _passes(self, name: str, path: str) -> bool:
         """Count an operation; False if it is to be done by half, an error if it is to fail."""
-        if path is None or not (path + "/").startswith(self.folder + "/"):
+        if not self._is_inside(path):
             return True
         if self.fault == "short" and name != "write":
             return True
@@ -67,26 +79,19 @@ class FaultyDisk:
 
     def _wrapped(self, name, original):
         def call(*args, **options):
-            path = self._place(args[0] if args else options["path"], options.get("dir_fd"))
+            path = place_of(args[0] if args else options["path"], options.get("dir_fd"))
             if not self._passes(name, path):
                 return original(args[0], args[1][: len(args[1]) // 2])
             return original(*args, **options)
 
         return call
 
-    def _place(self, target, dir_fd=None) -> str | None:
-        if isinstance(target, int):
-            return os.readlink(f"/proc/self/fd/{target}")
-        parent = os.getcwd() if dir_fd is None else os.readlink(f"/proc/self/fd/{dir_fd}")
-        path = os.path.join(parent, os.fsdecode(target))
-        return os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
-
     def _saving(self, original):
         def save_file(tensors, filename, metadata=None):
             from safetensors import SafetensorError
 
             try:
-                whole = self._passes("write", self._place(filename))
+                whole = self._passes("write", place_of(filename))
             except OSError as error:
                 Path(filename).write_bytes(b"torn")
                 told = f"Error while serializing: I/O error: {error.strerror} (os error {error.errno})"
@@ -108,8 +113,8 @@ class FaultyDisk:
         opener=None,
     ):
         """`open`, with a raw file of ours below the usual layers."""
-        path = self._place(file)
-        if path is None or not (path + "/").startswith(self.folder + "/"):
+        path = place_of(file)
+        if not self._is_inside(path):
             return _real_open(file, mode, buffering, encoding, errors, newline, closefd, opener)
         if not isinstance(file, int):
             self._passes("open", path)

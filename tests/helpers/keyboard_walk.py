@@ -15,8 +15,6 @@ from browser import chromium, served
 from playwright.sync_api import TimeoutError
 from view_runs import metrics_row, tokens, transcript, turns, write_lines
 
-__all__ = ["Walk", "make_runs", "record_of"]
-
 HEAD = """# The page by keyboard alone
 
 Written by `python tests/helpers/keyboard_walk.py`: a browser goes through every view of `viva view` with keys only, on

@@ -23,6 +23,8 @@ import traceback
 from functools import cache
 from pathlib import Path
 
+from faulty_disk import place_of
+
 FIRST_IMPORTS = (
     "viva.recipes.conversation_preference_rl",
     "viva.recipes.critique_self_play",
@@ -36,8 +38,9 @@ FIRST_IMPORTS = (
     "torch.utils.flop_counter",
     "transformers.models.qwen3.modeling_qwen3",
 )
-BY_PATH = ("mkdir", "remove", "rename", "replace", "rmdir", "truncate", "unlink")
-BY_DESCRIPTOR = ("fchmod", "fdatasync", "fsync", "ftruncate", "write")
+FUNCTIONS = ("mkdir", "remove", "rename", "replace", "rmdir", "truncate", "unlink")
+FUNCTIONS += ("fchmod", "fdatasync", "fsync", "ftruncate", "write")
+"""Of `os`, with a path or a descriptor as their first argument."""
 METHODS = ("close", "flush", "truncate", "write", "writelines")
 
 
@@ -70,26 +73,23 @@ class Points:
 
     def install(self) -> None:
         """Wrap everything for the rest of the process."""
-        for name in BY_PATH:
-            self._wrap(name, lambda path, dir_fd=None: _place(path, dir_fd))
-        for name in BY_DESCRIPTOR:
-            self._wrap(name, lambda descriptor: _place(descriptor, None))
+        for name in FUNCTIONS:
+            self._wrap(name)
         plain_open = io.open
 
         def watched_open(file, mode="r", *args, **options):
-            place = _place(file, None)
+            place = place_of(file)
             if not set(mode) & set("wax+") or not self.is_inside(place):
                 return plain_open(file, mode, *args, **options)
             return Watched(self.around("open", place, plain_open, (file, mode, *args), options), place, self)
 
         io.open = builtins.open = watched_open
 
-    def _wrap(self, name, place_of):
+    def _wrap(self, name):
         function = getattr(os, name)
 
         def watched(*args, **options):
-            dir_fd = options.get("dir_fd")
-            place = place_of(args[0]) if dir_fd is None else place_of(args[0], dir_fd)
+            place = place_of(args[0], options.get("dir_fd"))
             return self.around(name, place, function, args, options)
 
         setattr(os, name, watched)
@@ -118,16 +118,6 @@ class Watched:
 
     def __exit__(self, *_):
         self.close()
-
-
-def _place(path, dir_fd) -> str:
-    """Where a path or a descriptor leads, in the run's folder or elsewhere."""
-    if isinstance(path, int):
-        return os.readlink(f"/proc/self/fd/{path}")
-    text = os.fsdecode(path)
-    if dir_fd is not None:
-        text = os.path.join(os.readlink(f"/proc/self/fd/{dir_fd}"), text)
-    return os.path.join(os.path.realpath(os.path.dirname(text) or "."), os.path.basename(text))
 
 
 SLOW = {

@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import openai
@@ -14,7 +15,7 @@ import uvicorn
 
 from viva.conversation.rendering import load_renderer
 from viva.engine import LocalServiceClient
-from viva.loopback import listen
+from viva.loopback import listen, server_config
 from viva.serve.app import ServerLimits, make_app
 from viva.serve.sampling import ServedPolicy
 from viva.serve.tinker_engine import TinkerEngine
@@ -31,8 +32,7 @@ class Served:
     engine: EngineThread
     service: LocalServiceClient
     policy: ServedPolicy
-    tinker: TinkerEngine | None
-
+    tinker: TinkerEngine
     clients: list[openai.OpenAI] = field(default_factory=list)
 
     def client(self, **options: Any) -> openai.OpenAI:
@@ -68,7 +68,7 @@ class Served:
             resting.result(60)
 
 
-async def _open(model: str, state_dir: Path | None) -> tuple[LocalServiceClient, ServedPolicy]:
+async def _open(model: str, state_dir: Path) -> tuple[LocalServiceClient, ServedPolicy]:
     service = LocalServiceClient(state_dir=state_dir, shared_batch=True)  # as `viva serve` makes it
     client = await service.create_sampling_client(base_model=model)
     return service, ServedPolicy(client, load_renderer(client.get_tokenizer(), model_name=model))
@@ -85,8 +85,7 @@ def wait_for(condition: Callable[[], object]) -> None:
 def served_app(app: Any) -> Generator[str]:
     """The address of an application."""
     with listen(0) as listener:
-        config = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off", ws="none")
-        server = uvicorn.Server(config)
+        server = uvicorn.Server(server_config(app))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:
@@ -100,26 +99,18 @@ def served_app(app: Any) -> Generator[str]:
 def serving_policy(
     model: str, *, name: str = "policy", state_dir: Path | None = None, **limits: Any
 ) -> Generator[Served]:
-    """A server of one base model; with a folder for what is saved, it also speaks Tinker's protocol."""
+    """A server of one base model, which saves in a folder or in one that goes with it."""
     engine = EngineThread()
-    try:
-        service, policy = engine.do(_open(model, state_dir))
-        tinker = (
-            None
-            if state_dir is None
-            else TinkerEngine(service, model=model, names=(name,), state_dir=state_dir)
-        )
-        app = make_app(
-            engine,
-            {name: policy},
-            token=TOKEN,
-            limits=ServerLimits(**limits),
-            tinker=tinker,
-        )
-        with served_app(app) as address:
-            served = Served(address=address, engine=engine, service=service, policy=policy, tinker=tinker)
-            yield served
-            for client in served.clients:
-                client.close()
-    finally:
-        engine.close()
+    with TemporaryDirectory() as temporary:
+        states = state_dir or Path(temporary)
+        try:
+            service, policy = engine.do(_open(model, states))
+            tinker = TinkerEngine(service, model=model, names=(name,), state_dir=states)
+            app = make_app(engine, {name: policy}, token=TOKEN, limits=ServerLimits(**limits), tinker=tinker)
+            with served_app(app) as address:
+                served = Served(address=address, engine=engine, service=service, policy=policy, tinker=tinker)
+                yield served
+                for client in served.clients:
+                    client.close()
+        finally:
+            engine.close()

@@ -12,23 +12,23 @@ SEED = 5
 CONFIG = update.UpdateConfig(learning_rate=1e-3)
 
 
+def random_datum(rng, low, high, length):
+    """Random targets of ids from `low` to below `high`."""
+    tokens = rng.integers(low, high, length + 1)
+    values = {
+        "target_tokens": tokens[1:].astype(np.int64),
+        "logprobs": np.full(length, -2.0, np.float32),
+        "advantages": rng.normal(size=length).astype(np.float32),
+        "mask": np.ones(length, np.float32),
+    }
+    inputs = {name: tinker.TensorData.from_numpy(value) for name, value in values.items()}
+    return tinker.Datum(model_input=tinker.ModelInput.from_ints(tokens[:-1].tolist()), loss_fn_inputs=inputs)
+
+
 def datums(step, count=8, length=12):
     """Random data, of one batch size and length so that nothing is compiled twice."""
     rng = np.random.default_rng([SEED, step])
-    made = []
-    for _ in range(count):
-        tokens = rng.integers(10, 200, length + 1)
-        values = {
-            "target_tokens": tokens[1:].astype(np.int64),
-            "logprobs": np.full(length, -2.0, np.float32),
-            "advantages": rng.normal(size=length).astype(np.float32),
-            "mask": np.ones(length, np.float32),
-        }
-        inputs = {name: tinker.TensorData.from_numpy(value) for name, value in values.items()}
-        made.append(
-            tinker.Datum(model_input=tinker.ModelInput.from_ints(tokens[:-1].tolist()), loss_fn_inputs=inputs)
-        )
-    return made
+    return [random_datum(rng, 10, 200, length) for _ in range(count)]
 
 
 def leave(address, client):

@@ -5,8 +5,6 @@ Names, arguments and results are those of the packages. `install` writes one of 
 
 from pathlib import Path
 
-__all__ = ["install"]
-
 _ASK = """
 import json, os, urllib.request
 

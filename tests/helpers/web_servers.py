@@ -6,8 +6,6 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import BaseServer
 
-__all__ = ["QuietHandler", "running", "serving"]
-
 
 class QuietHandler(BaseHTTPRequestHandler):
     """Says nothing of its requests."""

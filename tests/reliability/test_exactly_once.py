@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import tinker
+from skyrl_updates import random_datum
 
 from viva.training import update
 from viva.training.update import RepeatedStepError
@@ -18,18 +19,6 @@ from viva.training.update import RepeatedStepError
 VOCABULARY, LENGTH, LOSS = 8, 6, 0.1
 SAVE_EVERY = 10
 CONFIG = update.UpdateConfig(learning_rate=1e-2)
-
-
-def datum(rng):
-    tokens = rng.integers(0, VOCABULARY, LENGTH + 1)
-    values = {
-        "target_tokens": tokens[1:].astype(np.int64),
-        "logprobs": np.full(LENGTH, -2.0, np.float32),
-        "advantages": rng.normal(size=LENGTH).astype(np.float32),
-        "mask": np.ones(LENGTH, np.float32),
-    }
-    inputs = {name: tinker.TensorData.from_numpy(value) for name, value in values.items()}
-    return tinker.Datum(model_input=tinker.ModelInput.from_ints(tokens[:-1].tolist()), loss_fn_inputs=inputs)
 
 
 class Engine:
@@ -102,7 +91,8 @@ async def train(num_steps, seed, *, loses, is_numbered=False):
     while step < num_steps:
         rng = np.random.default_rng([seed, step])
         try:
-            await update.update_policy(client, [datum(rng) for _ in range(4)], CONFIG)
+            data = [random_datum(rng, 0, VOCABULARY, LENGTH) for _ in range(4)]
+            await update.update_policy(client, data, CONFIG)
         except RepeatedStepError:
             num_stops += 1
             client.engine, step = copy.deepcopy(saved[0]), saved[1]

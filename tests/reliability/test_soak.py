@@ -9,7 +9,6 @@ import csv
 import json
 import math
 import os
-import runpy
 import signal
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from svg_chart import plot_svg
 
 from viva.engine.checkpoint import read_checkpoint, read_tensors
 
@@ -161,26 +161,19 @@ def report(rows: list[dict]) -> str:
     ]
     usual = float(np.median(steps[:, 1]))
 
-    chart = runpy.run_path(str(RESULTS.parent / "_chart.py"))
-
-    def relative(name: str, label: str) -> object:
+    def relative(name: str) -> list[tuple[float, float]]:
         middle = float(np.median([row[name] for row in late]))
-        return chart["Series"](name=label, points=tuple((row["t"] / 60, row[name] / middle) for row in rows))
+        return [(row["t"] / 60, row[name] / middle) for row in rows]
 
-    chart["plot_svg"](
-        [
-            relative("rss_kb", "memory (RSS)"),
-            relative("descriptors", "file descriptors"),
-            relative("threads", "threads"),
-            chart["Series"](
-                name="processor time of a step", points=tuple((at, value / usual) for at, value in work)
-            ),
-        ],
-        title=f"{rows[-1]['t'] / 60:.0f} minutes with faults: each curve by its median",
-        x_label="minutes",
-        y_label="share of the median",
-        output=RESULTS / "soak.svg",
-    )
+    curves = {
+        "memory (RSS)": relative("rss_kb"),
+        "file descriptors": relative("descriptors"),
+        "threads": relative("threads"),
+        "processor time of a step": [(at, value / usual) for at, value in work],
+    }
+    title = f"{rows[-1]['t'] / 60:.0f} minutes with faults: each curve by its median"
+    chart = plot_svg(curves, title=title, x_label="minutes", y_label="share of the median")
+    (RESULTS / "soak.svg").write_text(chart, encoding="utf-8")
     ratio = np.quantile(steps, 0.99, axis=0) / np.median(steps, axis=0)
     return (
         f"{rows[-1]['t'] / 60:.0f} min, RSS {slope_per_hour(rows[len(rows) // 2 :], 'rss_kb') / 1024:+.1f} MB/h at "

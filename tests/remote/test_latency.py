@@ -1,12 +1,13 @@
 """With a slow line, a step takes as long as its longest chain of requests, however many there are beside it.
 
-Time is counted by the event loop, which jumps to the next answer as soon as nothing is left to do: the figures are
-those of an engine that answers every request after `LATENCY_S`, exact and without waiting.
+Time is that of `jumping_clock`: the figures are those of an engine that answers every request after `LATENCY_S`, exact
+and without waiting.
 """
 
 import asyncio
 from types import SimpleNamespace
 
+import jumping_clock
 import numpy as np
 import pytest
 import tinker
@@ -27,22 +28,6 @@ NUM_GROUPS, NUM_AGENTS, NUM_ROUNDS = 8, 3, 2
 NUM_TURNS = NUM_AGENTS * NUM_ROUNDS
 NUM_JUDGED = NUM_AGENTS * (NUM_AGENTS - 1)
 RENDERER = tiny_renderer()
-
-
-class JumpingLoop(asyncio.SelectorEventLoop):
-    """Its clock stands still while there is work, and jumps to the next timer when there is none."""
-
-    def __init__(self):
-        self.now = 0.0
-        super().__init__()
-
-    def time(self):
-        return self.now
-
-    def _run_once(self):
-        if not self._ready and self._scheduled:
-            self.now = max(self.now, self._scheduled[0].when())
-        super()._run_once()
 
 
 class Line:
@@ -152,8 +137,7 @@ async def one_step(folder, order):
 def test_a_step_takes_as_long_as_its_longest_chain(tmp_path, monkeypatch, order, chain):
     line = Line()
     monkeypatch.setitem(globals(), "LINE", line)
-    with asyncio.Runner(loop_factory=JumpingLoop) as runner:
-        elapsed_s = runner.run(one_step(tmp_path / "run", order))
+    elapsed_s = jumping_clock.run(one_step(tmp_path / "run", order))
     snapshot, judged, update, saved = 1, 1, 1, 1
     assert line.num_requests == 1 + NUM_GROUPS * (NUM_TURNS + NUM_JUDGED) + 2 + 1
     assert elapsed_s == pytest.approx(LATENCY_S * (snapshot + chain + judged + update + saved), rel=1e-6)

@@ -127,8 +127,6 @@ def _reply_text(segment: str, view: View, lengths: Lengths, prompts: Prompts) ->
             f'{{"reflection": "{remarks[0]}", "evaluation": "{remarks[1]}", '
             f'"solution": "{new("solution", lengths.solution_tokens)}"}}'
         )
-    if segment == "proposal":
-        return new("solution", lengths.solution_tokens)
     if segment == "revision":
         return f"Revise: {new('solution', lengths.solution_tokens)}"
     if segment == "critique":
@@ -139,7 +137,7 @@ def _reply_text(segment: str, view: View, lengths: Lengths, prompts: Prompts) ->
         )
     if segment in ("ranking", "verdict", "comparison"):
         return new(segment, lengths.ranking_tokens)
-    return new("solution", lengths.solution_tokens)  # a segment of the user's own
+    return new("solution", lengths.solution_tokens)  # a proposal, or a segment of the user's own
 
 
 def judge_calls(

@@ -19,7 +19,7 @@ from viva.serve.answers import Answer, make_job, model_entry
 from viva.serve.bodies import ChatBody, CompletionBody, JsonObject, RequestError, parse_body, read_json
 from viva.serve.sampling import Job, Piece, ServedPolicy
 from viva.serve.tinker_engine import TinkerEngine
-from viva.serve.tinker_wire import Gradients
+from viva.serve.tinker_wire import read_gradients
 from viva.serve.transport import (
     EngineThread,
     TokenGuard,
@@ -38,8 +38,6 @@ _PREFIX = "tml-"
 """The SDK of Tinker wants keys to begin so."""
 
 _TINKER_BODY_BYTES = 64 * 2**20
-_WAIT_S = 25.0
-"""Wait of a question for a result; the SDK gives up after 45 s and asks again after an answer."""
 _BINARY = "application/x-protobuf"
 
 _CLIENT_CONFIG = {
@@ -78,8 +76,8 @@ def make_app(
     *,
     token: str,
     limits: ServerLimits,
+    tinker: TinkerEngine,
     is_local: bool = True,
-    tinker: TinkerEngine | None = None,
 ) -> ASGIApp:
     """The application.
 
@@ -88,8 +86,8 @@ def make_app(
         policies: By the name that requests give as ``model``.
         token: A secret that every request has to carry.
         limits: Bounds.
+        tinker: The engine for clients of Tinker's protocol.
         is_local: Whether it is on the loopback address, where only this machine's own host names are right.
-        tinker: The engine for clients of Tinker's protocol; ``None`` answers none.
     """
     models = _Models(engine, policies, tinker)
     places = asyncio.Semaphore(limits.queue)
@@ -101,7 +99,7 @@ def make_app(
             Route(path, _Completions(models, body, places, limits), methods=["POST"])
             for path, body in completions
         ),
-        *(() if tinker is None else _tinker_routes(engine, tinker)),
+        *_tinker_routes(engine, tinker),
     ]
     return TokenGuard(
         application(routes), is_known=lambda given: same_secret(given, token), checks_host=is_local
@@ -114,7 +112,7 @@ class _Models:
 
     engine: EngineThread
     policies: dict[str, ServedPolicy]
-    tinker: TinkerEngine | None
+    tinker: TinkerEngine
 
     async def find(self, name: str) -> ServedPolicy:
         """The policy of this name, or at this address (``tinker://...``).
@@ -123,7 +121,7 @@ class _Models:
             RequestError: If there is none.
         """
         if name not in self.policies:
-            if self.tinker is not None and name.startswith("tinker://"):
+            if name.startswith("tinker://"):
                 like = next(iter(self.policies.values()))
                 return await self.engine.run(self.tinker.samplers.saved_policy(name, like))
             raise RequestError(
@@ -261,12 +259,12 @@ def _tinker_routes(thread: EngineThread, engine: TinkerEngine) -> list[Route]:
         "asample": engine.samplers.sample,
         "cancel_future": engine.cancel,
         "weights_info": engine.weights.info,
-        "retrieve_future": lambda body: engine.result(body, _WAIT_S),
+        "retrieve_future": engine.result,
     }
     checkpoint = "training_runs/{run}/checkpoints/{checkpoint:path}"
     return [
         *(route(path, call) for path, call in calls.items()),
-        route("forward_backward", engine.forward_backward, Gradients),
+        route("forward_backward", engine.forward_backward, read_gradients),
         route("healthz", lambda: {"status": "ok"}, None, "GET"),
         route("get_server_capabilities", engine.capabilities, None, "GET"),
         route("samplers/{name:path}", engine.samplers.describe, None, "GET"),

@@ -47,7 +47,6 @@ class Reply:
 class AgentCall:
     """A call of an agent."""
 
-    body: ChatBody
     prompt: tinker.ModelInput
     reply: asyncio.Future[Reply]
 
@@ -156,7 +155,7 @@ class EpisodeServer:
     async def _ask(self, episode: Episode, body: ChatBody) -> JsonObject:
         """The policy's answer to an agent."""
         prompt = build_prompt(self._renderer, chat_messages(body))
-        call = AgentCall(body=body, prompt=prompt, reply=asyncio.get_running_loop().create_future())
+        call = AgentCall(prompt=prompt, reply=asyncio.get_running_loop().create_future())
         try:
             episode.calls.put_nowait(call)
         except asyncio.QueueFull as error:

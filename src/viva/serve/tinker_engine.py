@@ -10,6 +10,7 @@ from pathlib import Path
 
 import tinker
 from tinker import types
+from tinker.proto import tinker_public_pb2 as wire
 from tinker.types.create_model_request import CreateModelRequest
 from tinker.types.load_weights_request import LoadWeightsRequest
 from tinker.types.optim_step_request import OptimStepRequest
@@ -20,10 +21,12 @@ from viva.engine import LocalServiceClient, LocalTrainingClient
 from viva.serve.bodies import JsonObject, RequestError
 from viva.serve.tinker_samplers import Samplers
 from viva.serve.tinker_store import Result, Results, Sessions, Weights, address_of
-from viva.serve.tinker_wire import Gradients, write_losses
+from viva.serve.tinker_wire import loss_config, read_data, write_losses
 
 _MOST_RESULTS = 4096
 _MOST_MODELS = 16
+_WAIT_S = 25.0
+"""Wait of a question for a result; the SDK gives up after 45 s and asks again after an answer."""
 
 
 @dataclass(kw_only=True)
@@ -128,12 +131,12 @@ class TinkerEngine:
         info: JsonObject = self._model_of(model_id).client.get_info().model_dump(mode="json")
         return info | {"model_id": model_id}
 
-    def forward_backward(self, request: Gradients) -> JsonObject:
+    def forward_backward(self, request: wire.ForwardBackwardRequest) -> JsonObject:
         """Compute losses and, unless the request is for them alone, add up gradients."""
 
         async def compute(client: LocalTrainingClient) -> Result:
             method = client.forward if request.forward_only else client.forward_backward
-            return write_losses(await method(request.data(), request.loss_fn, request.config))
+            return write_losses(await method(read_data(request), request.loss_fn, loss_config(request)))
 
         return self._train(request.model_id, request.seq_id, compute)
 
@@ -249,9 +252,9 @@ class TinkerEngine:
             self._results.add(name, made)
         return {"request_id": name, "model_id": model_id}
 
-    async def result(self, body: JsonObject, wait_s: float) -> Result | None:
+    async def result(self, body: JsonObject) -> Result | None:
         """A request's result, or ``None`` if it is not there after a while."""
-        return await self._results.fetch(str(body.get("request_id")), wait_s)
+        return await self._results.fetch(str(body.get("request_id")), _WAIT_S)
 
     def cancel(self, body: JsonObject) -> JsonObject:
         """Give up a request for samples; a training request is carried out, since later ones build on it."""

@@ -19,49 +19,38 @@ _KINDS: Mapping[int, tuple[type[np.generic], Literal["float32", "int64"]]] = {
 }
 
 
-class Gradients:
-    """A request to compute losses, and their gradients unless it is for the losses alone.
-
-    Args:
-        raw: The body.
+def read_gradients(raw: bytes) -> wire.ForwardBackwardRequest:
+    """A request to compute losses, and their gradients unless it is for the losses alone, from a body.
 
     Raises:
         RequestError: If it is no such request.
     """
+    message = wire.ForwardBackwardRequest()
+    try:
+        message.ParseFromString(raw)
+    except DecodeError as error:
+        raise RequestError(f"the body is no request for gradients: {error}") from error
+    return message
 
-    def __init__(self, raw: bytes) -> None:
-        self._message = wire.ForwardBackwardRequest()
-        try:
-            self._message.ParseFromString(raw)
-        except DecodeError as error:
-            raise RequestError(f"the body is no request for gradients: {error}") from error
-        self.model_id = self._message.model_id
-        self.seq_id = self._message.seq_id
-        """Place among the requests of its model."""
-        self.loss_fn = self._message.loss_fn
-        self.forward_only = self._message.forward_only
 
-    @property
-    def config(self) -> dict[str, float | str] | None:
-        """Settings of the loss, if there are any."""
-        message = self._message
-        newer: dict[str, float | str] = {
-            name: value.text if value.HasField("text") else value.number
-            for name, value in message.loss_fn_config_v2.items()
-        }
-        return newer or dict(message.loss_fn_config) or None
+def loss_config(message: wire.ForwardBackwardRequest) -> dict[str, float | str] | None:
+    """Settings of a request's loss, if there are any."""
+    newer: dict[str, float | str] = {
+        name: value.text if value.HasField("text") else value.number
+        for name, value in message.loss_fn_config_v2.items()
+    }
+    return newer or dict(message.loss_fn_config) or None
 
-    def data(self) -> list[tinker.Datum]:
-        """The datums.
 
-        Raises:
-            ValueError: If they hold what the engine does not compute (images, audio), or are damaged.
-        """
-        if len(self._message.data) > _MOST_DATUMS:
-            raise RequestError(
-                f"{len(self._message.data)} datums are too many; send {_MOST_DATUMS} at most at once"
-            )
-        return [_read_datum(each) for each in self._message.data]
+def read_data(message: wire.ForwardBackwardRequest) -> list[tinker.Datum]:
+    """A request's datums.
+
+    Raises:
+        ValueError: If they hold what the engine does not compute (images, audio), or are damaged.
+    """
+    if len(message.data) > _MOST_DATUMS:
+        raise RequestError(f"{len(message.data)} datums are too many; send {_MOST_DATUMS} at most at once")
+    return [_read_datum(each) for each in message.data]
 
 
 def _read_datum(message: wire.Datum) -> tinker.Datum:
