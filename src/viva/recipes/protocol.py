@@ -170,7 +170,11 @@ class ConversationConfig(AskedConfig):
     def game(self) -> Game:
         """The conversation that the options declare, and its reward; `ValueError` if it could not be held or paid."""
         reward = self.asking(self.paid_by(), is_whole=is_own(self.named_reward()))
-        protocol = self.changed(self.declared(reward))
+        protocol = self.declared(reward)
+        if self.prompts is not None:
+            protocol = protocol.with_prompts(self.prompts)
+        if self.control is not None:
+            protocol = controlled(protocol, self.control, self.num_agents)
         protocol.check()
         reward.check(protocol, self.num_agents)
         return Game(protocol=protocol, reward=reward, num_agents=self.num_agents)
@@ -236,15 +240,6 @@ class ConversationConfig(AskedConfig):
     def roles(self, game: Game) -> Roles | None:
         """The policies of a conversation; ``None`` where there is one. `ValueError` if they do not fit it."""
         return None if self.policies == "shared" else assign(self.policies, game.protocol, game.num_agents)
-
-    def changed(self, protocol: Protocol) -> Protocol:
-        """The protocol in the words of ``prompts`` and with the content of ``control`` taken away.
-
-        Raises:
-            ValueError: If the words are for no segment of it, or the control is none for it.
-        """
-        worded = protocol if self.prompts is None else protocol.with_prompts(self.prompts)
-        return worded if self.control is None else controlled(worded, self.control, self.num_agents)
 
     def make_plan(self) -> Plan:
         """Check all options and load the prompts; conversations that need a partner have one."""
