@@ -4,7 +4,6 @@ Nothing heavy is imported here; each command imports what it needs when it runs.
 """
 
 import argparse
-import functools
 import os
 import sys
 from collections.abc import Callable, Coroutine, Sequence
@@ -13,10 +12,15 @@ from typing import Any, NoReturn, TypeVar
 
 from viva import __version__
 from viva.conversation.messages import did_you_mean, unknown
+from viva.run.secrets import printable
+from viva.threads import prepare_threads
 
-Command = Callable[[argparse.Namespace], int]
+Command = Callable[[argparse.Namespace], int | None]
+"""Its exit status; ``None`` stands for 0."""
 ResultT = TypeVar("ResultT")
 _NOBODY_READS = 141  # a shell's status of a process that ends so
+_OF_OTHERS = ("train", "cookbook")
+"""Commands whose exceptions are not the user's mistakes in the arguments."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -54,138 +58,6 @@ def _options(what: str) -> _Argument:
     return _Argument("options", metavar="key=value", nargs=argparse.REMAINDER, help=what)
 
 
-_RUN = _Argument("run", metavar="RUN", type=Path, help="the run's folder (its log_path)")
-
-_ARGUMENTS: dict[str, tuple[str, str | None, *tuple[_Argument, ...]]] = {
-    "train": (
-        "run a recipe, or a protocol of your own: viva train RECIPE key=value ...",
-        "Run a recipe. 'viva train RECIPE --help' lists its options; config=FILE takes them from a file, "
-        "which may be a run's config.json. path.py:PROTOCOL trains a conversation of your own.",
-        _Argument("recipe", metavar="RECIPE", help="a name that 'viva recipes' lists, or path.py:PROTOCOL"),
-        _options("options of the recipe"),
-    ),
-    "eval": (
-        "measure a run or a model: viva eval RUN_OR_MODEL key=value ...",
-        "Ask a policy directly and in conversations, and show what is right, with intervals; with "
-        "against=, compare two. 'viva eval RUN_OR_MODEL --help' lists the options.",
-        _Argument(
-            "target",
-            metavar="RUN_OR_MODEL",
-            help="a run's folder, a hub name, the folder of a model or adapter, tiny, or a result file",
-        ),
-        _options("what to measure, and how"),
-    ),
-    "screen": (
-        "which reward can teach a model a task: viva screen MODEL TASK key=value ...",
-        "Ask a model some hundred problems, greedily and as in training, have it judge its own answers, and tell which "
-        "reward can work there, or that none can and why. 'viva screen MODEL TASK --help' lists the options.",
-        _Argument("target", metavar="MODEL", help="a hub name, GGUF file, folder of a model or run, or tiny"),
-        _Argument("task", metavar="TASK", help="a JSONL file, or reasoning_gym:FAMILY,option=value,..."),
-        _options("how the problems are asked"),
-    ),
-    "report": (
-        "write report.html for a run: viva report RUN [RUN2]",
-        "Write one self-contained HTML file: the curves of a run, the judge over all conversations, some "
-        "whole conversations with credit on tokens, and evaluations. A second run is laid over the first one.",
-        _Argument(
-            "run", metavar="RUN", type=Path, help="the run's folder (its log_path), or a result of viva eval"
-        ),
-        _Argument("second", metavar="RUN2", type=Path, nargs="?", help="another run, laid over it"),
-        _Argument(
-            "-o", "--output", metavar="FILE", type=Path, help="file to write (default: RUN/report.html)"
-        ),
-    ),
-    "view": (
-        "look at a run in the browser, also while it goes on: viva view RUN [RUN2]",
-        "Serve a page about a run on this machine alone: curves, conversations, credit on tokens, "
-        "verdicts, evaluations. A second run is laid over the first one's curves.",
-        _Argument(
-            "runs",
-            metavar="RUN",
-            nargs="*",
-            type=Path,
-            help="one or two runs' folders (their log_path); results of viva eval, or a folder of them; none: list "
-            "runs",
-        ),
-        _Argument("--port", metavar="N", type=int, default=0, help="port (default: a free one)"),
-        _Argument("--open", action="store_true", help="open the page in the browser"),
-    ),
-    "serve": (
-        "a model over HTTP for agents and scripts: viva serve MODEL key=value ...",
-        "Serve a model to programs on this machine: OpenAI's interface and Tinker's protocol. 'viva serve MODEL "
-        "--help' lists the options.",
-        _Argument("target", metavar="MODEL", help="a hub name, GGUF file, folder of a model or run, or tiny"),
-        _options("where and how"),
-    ),
-    "rescore": (
-        "other rewards for stored conversations: viva rescore RUN preset=robust",
-        "Score the stored conversations of a run of critique_self_play by other rules, without sampling, "
-        "and show how every reward changes and how it goes along with the truth. 'viva rescore RUN --help' lists the "
-        "options.",
-        _RUN,
-        _options("rules to change"),
-    ),
-    "export": (
-        "weights for peft, transformers and llama.cpp: viva export RUN to=FOLDER or to=FILE.gguf",
-        "Write the trained adapter and the merged model, or the merged model as a GGUF file, and a model card for "
-        "each. 'viva export RUN --help' lists the options.",
-        _RUN,
-        _options("what to write, and where"),
-    ),
-    "cost": (
-        "tokens and hours of a configuration: viva cost recipe=RECIPE key=value ...",
-        "Count what a step of a recipe samples, scores and trains, and what that means for models and "
-        "accelerators. Options are the recipe's own and those that 'viva cost recipe=RECIPE --help' lists.",
-        _options("recipe and options"),
-    ),
-    "doctor": (
-        "what an engine really does: viva doctor base_url=... model_name=...",
-        "Put questions with known answers to an engine and show which it answers rightly, and what that "
-        "allows. 'viva doctor engine=local --help' lists the options.",
-        _options("which engine and model"),
-    ),
-    "estimate": (
-        "every estimator on the stored samples of a run: viva estimate RUN",
-        "Estimate the batches that a run of math_efficiency kept by every estimator, without sampling, "
-        "and recommend one. 'viva estimate RUN --help' lists the options.",
-        _RUN,
-        _options("what to compute"),
-    ),
-    "recipes": (
-        "list the recipes and how to run them",
-        None,
-    ),
-    "protocol": (
-        "check a conversation protocol: viva protocol check TARGET",
-        "Check a protocol without a model.",
-        _Argument(
-            "target", metavar="TARGET", help="critique, round_robin, module:ATTRIBUTE or path.py:ATTRIBUTE"
-        ),
-        _Argument("--agents", metavar="N", type=int, default=3, help="number of agents (default: 3)"),
-    ),
-    "cookbook": (
-        "a program of tinker-cookbook on the local engine: viva cookbook rl_loop key=value ...",
-        "Run a program that was written for the tinker SDK on the local engine. Options of viva's own come "
-        "before the program's name.",
-        _Argument(
-            "--states",
-            metavar="FOLDER",
-            type=Path,
-            help="folder for checkpoints (default: 'states' where the cookbook keeps its runs, ~/tinker-runs)",
-        ),
-        _Argument("--device", help="cpu, cuda, cuda:1, ... (default: a GPU if there is one)"),
-        _Argument("--precision", default="float32", help="float32, fast or bfloat16 (default: float32)"),
-        _Argument(
-            "program",
-            metavar="PROGRAM",
-            help="a recipe like rl_loop or math_rl.train, a module, or a file like own.py",
-        ),
-        _options("of the program"),
-    ),
-}
-"""By command: help, description and arguments; the options of recipes are read by the recipes."""
-
-
 def parser() -> argparse.ArgumentParser:
     """All subcommands with their arguments."""
     top = _Parser(
@@ -195,7 +67,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"viva {__version__}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND")
-    for name, (summary, description, *arguments) in _ARGUMENTS.items():
+    for name, (_, summary, description, *arguments) in _COMMANDS.items():
         command = commands.add_parser(name, help=summary, description=description)
         if name == "protocol":
             actions = command.add_subparsers(dest="action", metavar="ACTION", required=True)
@@ -232,28 +104,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str] | None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
-    commands: dict[str, Command] = {
-        "train": _train,
-        "eval": _eval,
-        "screen": _screen,
-        "report": _report,
-        "export": _export,
-        "cost": _cost,
-        "doctor": _doctor,
-        "view": _view,
-        "serve": _serve,
-        "rescore": _rescore,
-        "estimate": _estimate,
-        "recipes": _recipes,
-        "protocol": _protocol,
-        "cookbook": _cookbook,
-    }
-    if arguments and not arguments[0].startswith("-") and arguments[0] not in commands:
+    if arguments and not arguments[0].startswith("-") and arguments[0] not in _COMMANDS:
         from viva.recipes.programs import RECIPES
 
         name = arguments[0].replace("-", "_")
         hint = f" 'viva train {name}' runs the recipe of that name." if name in RECIPES else ""
-        return _mistake(unknown("command", arguments[0], commands) + hint)
+        return _mistake(unknown("command", arguments[0], _COMMANDS) + hint)
     if "--" in arguments:
         return _mistake(
             "'--' stands for nothing here; leave it out, and write a path that begins with - as ./-NAME"
@@ -270,7 +126,16 @@ def _run(argv: Sequence[str] | None) -> int:
     if options.command is None:
         parser().print_help()
         return 0
-    return commands[options.command](options)
+    return _exit_status(_COMMANDS[options.command][0], options)
+
+
+def _exit_status(command: Command, options: argparse.Namespace) -> int:
+    try:
+        return command(options) or 0
+    except (ValueError, OSError) as error:
+        if options.command in _OF_OTHERS:
+            raise
+        return _mistake(_told(error))
 
 
 def _train(options: argparse.Namespace) -> int:
@@ -284,29 +149,13 @@ def _train(options: argparse.Namespace) -> int:
     return train_recipe(recipe.replace("-", "_"), arguments)
 
 
-def _refusing(command: Command) -> Command:
-    """A command whose `ValueError` and `OSError` are the user's mistakes."""
-
-    @functools.wraps(command)
-    def run(options: argparse.Namespace) -> int:
-        try:
-            return command(options)
-        except (ValueError, OSError) as error:
-            return _mistake(_told(error))
-
-    return run
-
-
-@_refusing
-def _report(options: argparse.Namespace) -> int:
+def _report(options: argparse.Namespace) -> None:
     from viva.view.report import write_report
 
     _write(f"{write_report(options.run, options.output, second=options.second)}\n")
-    return 0
 
 
-@_refusing
-def _view(options: argparse.Namespace) -> int:
+def _view(options: argparse.Namespace) -> None:
     from viva.loopback import check_packages
     from viva.view.files import runs_text
 
@@ -317,15 +166,12 @@ def _view(options: argparse.Namespace) -> int:
         serve(options.runs, port=options.port, open_browser=options.open, say=_say_as_it_is)
     else:
         _write(f"{runs_text(Path())}\n")
-    return 0
 
 
-@_refusing
-def _serve(options: argparse.Namespace) -> int:
+def _serve(options: argparse.Namespace) -> None:
     from viva.recipes.serve import ServeOptions, serve_model
 
     serve_model(options.target, _chosen(ServeOptions, options), _say_as_it_is)
-    return 0
 
 
 def _say_as_it_is(text: str) -> None:
@@ -334,8 +180,6 @@ def _say_as_it_is(text: str) -> None:
 
 
 def _write(text: str) -> None:
-    from viva.run.secrets import printable
-
     sys.stdout.write(printable(text))
     sys.stdout.flush()
 
@@ -343,30 +187,25 @@ def _write(text: str) -> None:
 def _chosen(config_class: type[ResultT], options: argparse.Namespace) -> ResultT:
     """The options of a command that computes."""
     from viva.recipes.config import parse_options
-    from viva.threads import prepare_threads
 
     prepare_threads()
     return parse_options(config_class, options.options)
 
 
-@_refusing
-def _export(options: argparse.Namespace) -> int:
+def _export(options: argparse.Namespace) -> None:
     from viva.recipes.export import ExportOptions, export_run
 
     chosen = _chosen(ExportOptions, options)
     _write("".join(f"{path}\n" for path in export_run(options.run, chosen)))
-    return 0
 
 
-@_refusing
-def _cost(options: argparse.Namespace) -> int:
+def _cost(options: argparse.Namespace) -> None:
     from viva.recipes.cost import cost_text, parse_cost, recipe_cost, uncounted_options
 
     chosen, config = parse_cost(options.options)
     _write(cost_text(recipe_cost(config, chosen.text), chosen))
     if names := uncounted_options(options.options):
         sys.stderr.write(f"note: without effect on these figures: {', '.join(names)}\n")
-    return 0
 
 
 def _ask_engine(work: Coroutine[Any, Any, ResultT]) -> ResultT:
@@ -387,7 +226,6 @@ def _ask_engine(work: Coroutine[Any, Any, ResultT]) -> ResultT:
         raise ValueError(explain(error, "the engine") or _told(error)) from error
 
 
-@_refusing
 def _doctor(options: argparse.Namespace) -> int:
     from viva.recipes.doctor import DoctorOptions, examine_engine
 
@@ -395,21 +233,16 @@ def _doctor(options: argparse.Namespace) -> int:
     return 0 if _ask_engine(examine_engine(chosen, lambda text: _write(f"{text}\n"))) else 1
 
 
-@_refusing
-def _eval(options: argparse.Namespace) -> int:
+def _eval(options: argparse.Namespace) -> None:
     from viva.recipes.evaluation import EvalOptions
 
     chosen = _chosen(EvalOptions, options)
     from viva.recipes.evaluation.build import evaluate
 
     _write(_ask_engine(evaluate(options.target, chosen)))
-    return 0
 
 
-@_refusing
-def _screen(options: argparse.Namespace) -> int:
-    from viva.threads import prepare_threads
-
+def _screen(options: argparse.Namespace) -> None:
     prepare_threads()
     from viva.recipes.evaluation.planned import parse_screen
 
@@ -417,38 +250,31 @@ def _screen(options: argparse.Namespace) -> int:
     from viva.recipes.evaluation.screen import screen
 
     _ask_engine(screen(options.target, options.task, chosen, planned))
-    return 0
 
 
-@_refusing
-def _rescore(options: argparse.Namespace) -> int:
+def _rescore(options: argparse.Namespace) -> None:
     from viva.recipes.config import parse_options
     from viva.view.rescore import RescoreOptions, rescore, rescore_text
 
     rules = parse_options(RescoreOptions, options.options)
     _write(rescore_text(rescore(options.run, rules)))
-    return 0
 
 
-@_refusing
-def _estimate(options: argparse.Namespace) -> int:
+def _estimate(options: argparse.Namespace) -> None:
     from viva.recipes.config import parse_options
     from viva.view.estimates import EstimateOptions, estimate_run, estimation_text
 
     chosen = parse_options(EstimateOptions, options.options)
     _write(estimation_text(estimate_run(options.run, chosen)))
-    return 0
 
 
-def _recipes(_options: argparse.Namespace) -> int:
+def _recipes(_options: argparse.Namespace) -> None:
     from viva.recipes.programs import recipe_summaries
 
     for name, summary in recipe_summaries().items():
         _write(f"{name}\n    {summary}\n    viva train {name} key=value ...\n")
-    return 0
 
 
-@_refusing
 def _protocol(options: argparse.Namespace) -> int:
     from viva.selfplay.check import check_protocol, find_protocol
 
@@ -460,8 +286,6 @@ def _protocol(options: argparse.Namespace) -> int:
 
 
 def _cookbook(options: argparse.Namespace) -> int:
-    from viva.threads import prepare_threads
-
     prepare_threads()
     from viva.recipes.programs import cookbook_module, cookbook_programs, run_cookbook_program
 
@@ -488,10 +312,155 @@ def _told(error: BaseException) -> str:
 
 
 def _mistake(message: str) -> int:
-    from viva.run.secrets import printable
-
     sys.stderr.write(printable(f"viva: error: {message}\n"))
     return 2
+
+
+_RUN = _Argument("run", metavar="RUN", type=Path, help="the run's folder (its log_path)")
+_MODEL = _Argument("target", metavar="MODEL", help="a hub name, GGUF file, folder of a model or run, or tiny")
+
+_COMMANDS: dict[str, tuple[Command, str, str | None, *tuple[_Argument, ...]]] = {
+    "train": (
+        _train,
+        "run a recipe, or a protocol of your own: viva train RECIPE key=value ...",
+        "Run a recipe. 'viva train RECIPE --help' lists its options; config=FILE takes them from a file, "
+        "which may be a run's config.json. path.py:PROTOCOL trains a conversation of your own.",
+        _Argument("recipe", metavar="RECIPE", help="a name that 'viva recipes' lists, or path.py:PROTOCOL"),
+        _options("options of the recipe"),
+    ),
+    "eval": (
+        _eval,
+        "measure a run or a model: viva eval RUN_OR_MODEL key=value ...",
+        "Ask a policy directly and in conversations, and show what is right, with intervals; with "
+        "against=, compare two. 'viva eval RUN_OR_MODEL --help' lists the options.",
+        _Argument(
+            "target",
+            metavar="RUN_OR_MODEL",
+            help="a run's folder, a hub name, the folder of a model or adapter, tiny, or a result file",
+        ),
+        _options("what to measure, and how"),
+    ),
+    "screen": (
+        _screen,
+        "which reward can teach a model a task: viva screen MODEL TASK key=value ...",
+        "Ask a model some hundred problems, greedily and as in training, have it judge its own answers, and tell which "
+        "reward can work there, or that none can and why. 'viva screen MODEL TASK --help' lists the options.",
+        _MODEL,
+        _Argument("task", metavar="TASK", help="a JSONL file, or reasoning_gym:FAMILY,option=value,..."),
+        _options("how the problems are asked"),
+    ),
+    "report": (
+        _report,
+        "write report.html for a run: viva report RUN [RUN2]",
+        "Write one self-contained HTML file: the curves of a run, the judge over all conversations, some "
+        "whole conversations with credit on tokens, and evaluations. A second run is laid over the first one.",
+        _Argument(
+            "run", metavar="RUN", type=Path, help="the run's folder (its log_path), or a result of viva eval"
+        ),
+        _Argument("second", metavar="RUN2", type=Path, nargs="?", help="another run, laid over it"),
+        _Argument(
+            "-o", "--output", metavar="FILE", type=Path, help="file to write (default: RUN/report.html)"
+        ),
+    ),
+    "view": (
+        _view,
+        "look at a run in the browser, also while it goes on: viva view RUN [RUN2]",
+        "Serve a page about a run on this machine alone: curves, conversations, credit on tokens, "
+        "verdicts, evaluations. A second run is laid over the first one's curves.",
+        _Argument(
+            "runs",
+            metavar="RUN",
+            nargs="*",
+            type=Path,
+            help="one or two runs' folders (their log_path); results of viva eval, or a folder of them; none: list "
+            "runs",
+        ),
+        _Argument("--port", metavar="N", type=int, default=0, help="port (default: a free one)"),
+        _Argument("--open", action="store_true", help="open the page in the browser"),
+    ),
+    "serve": (
+        _serve,
+        "a model over HTTP for agents and scripts: viva serve MODEL key=value ...",
+        "Serve a model to programs on this machine: OpenAI's interface and Tinker's protocol. 'viva serve MODEL "
+        "--help' lists the options.",
+        _MODEL,
+        _options("where and how"),
+    ),
+    "rescore": (
+        _rescore,
+        "other rewards for stored conversations: viva rescore RUN preset=robust",
+        "Score the stored conversations of a run of critique_self_play by other rules, without sampling, "
+        "and show how every reward changes and how it goes along with the truth. 'viva rescore RUN --help' lists the "
+        "options.",
+        _RUN,
+        _options("rules to change"),
+    ),
+    "export": (
+        _export,
+        "weights for peft, transformers and llama.cpp: viva export RUN to=FOLDER or to=FILE.gguf",
+        "Write the trained adapter and the merged model, or the merged model as a GGUF file, and a model card for "
+        "each. 'viva export RUN --help' lists the options.",
+        _RUN,
+        _options("what to write, and where"),
+    ),
+    "cost": (
+        _cost,
+        "tokens and hours of a configuration: viva cost recipe=RECIPE key=value ...",
+        "Count what a step of a recipe samples, scores and trains, and what that means for models and "
+        "accelerators. Options are the recipe's own and those that 'viva cost recipe=RECIPE --help' lists.",
+        _options("recipe and options"),
+    ),
+    "doctor": (
+        _doctor,
+        "what an engine really does: viva doctor base_url=... model_name=...",
+        "Put questions with known answers to an engine and show which it answers rightly, and what that "
+        "allows. 'viva doctor engine=local --help' lists the options.",
+        _options("which engine and model"),
+    ),
+    "estimate": (
+        _estimate,
+        "every estimator on the stored samples of a run: viva estimate RUN",
+        "Estimate the batches that a run of math_efficiency kept by every estimator, without sampling, "
+        "and recommend one. 'viva estimate RUN --help' lists the options.",
+        _RUN,
+        _options("what to compute"),
+    ),
+    "recipes": (
+        _recipes,
+        "list the recipes and how to run them",
+        None,
+    ),
+    "protocol": (
+        _protocol,
+        "check a conversation protocol: viva protocol check TARGET",
+        "Check a protocol without a model.",
+        _Argument(
+            "target", metavar="TARGET", help="critique, round_robin, module:ATTRIBUTE or path.py:ATTRIBUTE"
+        ),
+        _Argument("--agents", metavar="N", type=int, default=3, help="number of agents (default: 3)"),
+    ),
+    "cookbook": (
+        _cookbook,
+        "a program of tinker-cookbook on the local engine: viva cookbook rl_loop key=value ...",
+        "Run a program that was written for the tinker SDK on the local engine. Options of viva's own come "
+        "before the program's name.",
+        _Argument(
+            "--states",
+            metavar="FOLDER",
+            type=Path,
+            help="folder for checkpoints (default: 'states' where the cookbook keeps its runs, ~/tinker-runs)",
+        ),
+        _Argument("--device", help="cpu, cuda, cuda:1, ... (default: a GPU if there is one)"),
+        _Argument("--precision", default="float32", help="float32, fast or bfloat16 (default: float32)"),
+        _Argument(
+            "program",
+            metavar="PROGRAM",
+            help="a recipe like rl_loop or math_rl.train, a module, or a file like own.py",
+        ),
+        _options("of the program"),
+    ),
+}
+"""By name: the command, its help, description and arguments; the options of recipes are read by the recipes."""
 
 
 if __name__ == "__main__":

@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING
 
 import chz
 
+from viva.loopback import check_packages
+from viva.recipes.common import OpenRun
 from viva.recipes.config import RecipeConfig
 
 if TYPE_CHECKING:
-    from viva.recipes.common import OpenRun
     from viva.recipes.plan import Plan
     from viva.training.loop import Training
 
@@ -43,7 +44,6 @@ class Config(RecipeConfig):
 
     def make_plan(self) -> Plan:
         """Check all options and read the problems; neither a model nor the agent is started."""
-        from viva.loopback import check_packages
         from viva.recipes.plan import BatchUnit, at_least, plan_run
 
         check_packages("viva train agent")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from signal import Signals
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -184,6 +185,29 @@ class RunOptions:
     num_policies: int = 1
     """Policies that talk."""
 
+    @property
+    def base_model(self) -> dict[str, str]:
+        """How to name the model beside saved weights: here it may have moved; a server knows where its own is."""
+        return {"base_model": self.model} if self.engine.engine == "local" else {}
+
+    async def open_state(self, service: ServiceClient, path: str) -> TrainingClient:
+        """The training client with weights and optimiser as they were saved."""
+        from viva.sdk import settled
+
+        return await settled(
+            service.create_training_client_from_state_with_optimizer(path, **self.base_model)
+        )
+
+    async def open_start(self, service: ServiceClient) -> TrainingClient:
+        """A training client as a new run begins with it."""
+        from viva.sdk import settled
+
+        path = self.load_checkpoint_path
+        if path is not None:
+            return await settled(service.create_training_client_from_state(path, **self.base_model))
+        pending = service.create_lora_training_client(self.model, rank=self.lora_rank, seed=self.seed)
+        return await settled(pending)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenRun:
@@ -291,25 +315,14 @@ async def _open_client(
     options: RunOptions, prepared: PreparedFolder, service: ServiceClient
 ) -> tuple[TrainingClient, Checkpoint | None]:
     """A client with the newest state that can be read, or a new one where there is none."""
-    from viva.sdk import settled
-
-    # the local engine's base model may have moved; a server knows where its own is
-    where = {"base_model": options.model} if options.engine.engine == "local" else {}
-
-    async def open_state(path: str) -> TrainingClient:
-        return await settled(service.create_training_client_from_state_with_optimizer(path, **where))
-
     if prepared.resumes:
-        opened = await prepared.folder.open_newest(open_state, say)
+        opened = await prepared.folder.open_newest(partial(options.open_state, service), say)
         if opened is not None:
             _report_changes(prepared.folder, *opened)
             return opened
-    start = options.load_checkpoint_path
-    if start is not None:
-        await _check_start(start, options, service)
-        return await settled(service.create_training_client_from_state(start, **where)), None
-    pending = service.create_lora_training_client(options.model, rank=options.lora_rank, seed=options.seed)
-    return await settled(pending), None
+    if options.load_checkpoint_path is not None:
+        await _check_start(options.load_checkpoint_path, options, service)
+    return await options.open_start(service), None
 
 
 async def _check_start(start: str, options: RunOptions, service: ServiceClient) -> None:

@@ -374,7 +374,6 @@ _ELSEWHERE = dict.fromkeys(
 )
 _LONGEST_VALUE = 200
 _NAME = re.compile(r"(?:--)?(\w[\w.-]*)")
-_HELP = "--help"
 
 
 def check_arguments(argv: Sequence[str], config_class: type) -> None:
@@ -382,7 +381,7 @@ def check_arguments(argv: Sequence[str], config_class: type) -> None:
 
     With ``--help`` among them nothing else counts.
     """
-    if _HELP in argv:
+    if "--help" in argv:
         return
     seen: dict[str, str] = {}
     for argument in argv:

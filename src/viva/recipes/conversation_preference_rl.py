@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Literal
 import chz
 
 from viva.conversation.messages import counted
+from viva.conversation.protocol import Protocol
 from viva.recipes.protocol import ConversationConfig
 from viva.recipes.reward import is_own, refuse_unused
+from viva.selfplay.round_robin import round_robin_protocol
+from viva.selfplay.user_code import reward_named
 
 if TYPE_CHECKING:
-    from viva.conversation.protocol import Protocol
     from viva.rewards.base import Reward
 
 
@@ -44,7 +46,6 @@ class Config(ConversationConfig):
     def declared(self, reward: Reward) -> Protocol:
         """The conversation in turns."""
         from viva.recipes.plan import at_least
-        from viva.selfplay.round_robin import round_robin_protocol
 
         del reward
         at_least(self, {"num_agents": 2, "max_rounds": 1})
@@ -55,7 +56,6 @@ class Config(ConversationConfig):
     def paid_by(self) -> Reward:
         """The reward, with this recipe's tournament where it is one."""
         from viva.rewards import Tournament, tournament
-        from viva.selfplay.user_code import reward_named
 
         own = tournament(pattern=self.tournament_pattern)
         if self.reward is None:

@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Literal
 import chz
 
 from viva.conversation.messages import counted
+from viva.conversation.protocol import Protocol
 from viva.recipes.protocol import ConversationConfig
 from viva.recipes.reward import is_own, refuse_unused
+from viva.selfplay.critique import critique_protocol
+from viva.selfplay.user_code import reward_named
 
 if TYPE_CHECKING:
-    from viva.conversation.protocol import Protocol
     from viva.rewards.base import Reward
     from viva.rewards.review import ReviewRules
 
@@ -76,8 +78,6 @@ class Config(ConversationConfig):
 
     def declared(self, reward: Reward) -> Protocol:
         """The conversation in which solutions are reviewed."""
-        from viva.selfplay.critique import critique_protocol
-
         return critique_protocol(
             self.num_agents,
             personas=self.personas,
@@ -93,7 +93,6 @@ class Config(ConversationConfig):
         from viva.rewards.comas import Comas
         from viva.rewards.critique import PeerReview
         from viva.rewards.review import STREAMS
-        from viva.selfplay.user_code import reward_named
 
         by_judge = self.revision_votes == "judge"
         own = PeerReview(rules=self.rules(), compared_by=JudgeOptions() if by_judge else None)

@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import chz
 
+from viva.recipes.common import OpenRun
 from viva.recipes.config import RecipeConfig
+from viva.selfplay.user_code import is_target, load_target, source_digest
 
 if TYPE_CHECKING:
     from tinker_cookbook.rl.types import RLDataset
 
-    from viva.recipes.common import OpenRun
     from viva.recipes.plan import Plan
     from viva.training.loop import Training
 
@@ -64,7 +65,6 @@ class Config(RecipeConfig):
         """Check all options; neither a model nor the environment's data are loaded."""
         from viva.recipes import verifiers
         from viva.recipes.plan import BatchUnit, at_least, plan_run
-        from viva.selfplay.user_code import is_target, source_digest
         from viva.training.data import PromptItem
 
         at_least(self, {"group_size": 1})
@@ -105,8 +105,6 @@ class Config(RecipeConfig):
 
 def _made_by(config: Config) -> Any:
     """The maker of the data set."""
-    from viva.selfplay.user_code import is_target, load_target
-
     target = NAMED.get(config.environment, config.environment)
     if not is_target(target):
         raise ValueError(

@@ -111,14 +111,8 @@ async def _run_recipe(config: RecipeConfig, keep: Callable[[OpenRun], None]) -> 
         raise FailedRunError(str(error)) from error
     except FloatingPointError as error:  # nothing was saved since
         raise FailedRunError(f"{error} {_how_to_go_on(opened)}") from error
-    except FailedRunError:
-        raise
-    except (
-        ValueError,
-        RuntimeError,
-        OSError,
-        tinker.TinkerError,
-    ) as error:  # what the SDK raises, among others
+    # what the SDK raises, among others, and a FailedRunError, which nobody explains further
+    except (ValueError, RuntimeError, OSError, tinker.TinkerError) as error:
         told = explain(error, engine.server) or _disk_problem(error)
         if told is None:
             raise
@@ -151,15 +145,8 @@ async def make_training(
 ) -> Training:
     """The loop's parts for an open run.
 
-    Args:
-        plan: The checked options.
-        opened: Folder and engine.
-        make_builder: Conversations to test; ``None``: there are none.
-        dataset: What to train on.
-        experts: How batches of search strategies are estimated.
-        samples_every: See `LoopConfig`.
-        followers: Give judges and others their weights at each step.
-        evaluators: More of them, after direct answers and test conversations.
+    ``make_builder`` makes the conversations that test prompts are played as, if there are any; ``followers`` give
+    judges and others their weights at each step; ``evaluators`` come after direct answers and test conversations.
 
     Raises:
         ValueError: If the judge of test answers cannot be had.

@@ -17,6 +17,9 @@ import chz
 from viva.recipes.config import DEFAULT_DATAPOINTS
 from viva.recipes.protocol import Game
 from viva.recipes.reward import AskedConfig, is_own
+from viva.selfplay.critique import critique_protocol
+from viva.selfplay.round_robin import round_robin_protocol
+from viva.selfplay.user_code import is_target, reward_named, source_digest
 
 if TYPE_CHECKING:
     from tinker_cookbook.rl.types import EnvGroupBuilder
@@ -146,7 +149,6 @@ class Config(AskedConfig):
         """
         from viva.experts.strategy import IID
         from viva.rewards.solutions import SolutionReward
-        from viva.selfplay.user_code import reward_named
 
         reward = reward_named(self.reward)
         if not (self.talks and reward.name == "answers"):  # there the judge is that of the conversation
@@ -179,9 +181,6 @@ class Config(AskedConfig):
             ValueError: If there is no such reward or judge, or it does not go with the conversation.
         """
         from viva.rewards import peer_review, tournament
-        from viva.selfplay.critique import critique_protocol
-        from viva.selfplay.round_robin import round_robin_protocol
-        from viva.selfplay.user_code import reward_named
 
         if self.conversation == "critique":
             reward = peer_review()
@@ -221,7 +220,6 @@ class Config(AskedConfig):
         from viva.recipes.judges import with_checked_judge
         from viva.recipes.plan import at_least, plan_run
         from viva.recipes.strategies import CONVERSATION, DEFAULT_HINT, EfficientReward, find_strategies
-        from viva.selfplay.user_code import is_target, source_digest
 
         at_least(
             self, {"group_size": 1, "max_rounds": 1, "samples_every": 0, "token_budget": 1, "max_tokens": 1}

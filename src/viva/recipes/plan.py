@@ -109,7 +109,6 @@ def plan_run(
     model = resolve_model(config.model_name, config.model_revision)
     engine = _engine(config, model)
     name, is_local = pinned(config.model_name, config.model_revision), engine.server is None
-    _check_overlap(config, engine)
     plan = Plan(
         config=config,
         model=model,
@@ -168,6 +167,13 @@ def _engine(config: RecipeConfig, model: str) -> EngineConfig:
             f"a server has one revision of {config.model_name} and cannot be asked for {model}; leave model_revision "
             "out, or compute here (engine=local)"
         )
+    overlapping = [name for name in ("max_staleness", "stream_updates") if getattr(config, name)]
+    if chosen == "local" and overlapping:
+        raise ValueError(
+            f"{overlapping[0]}={getattr(config, overlapping[0])} lets an engine sample and train at the same time, "
+            "which needs engine=remote; the local one does one thing at a time, and training a batch as a whole is "
+            "faster"
+        )
     return EngineConfig(
         engine=chosen,
         base_url=config.base_url,
@@ -206,15 +212,6 @@ def _check(config: RecipeConfig) -> None:
     persona(0, config.personas)
     # the local engine's definition holds for remote ones too: `viva.doctor` compares them with it
     find_loss(config.loss_fn).settings(config.loss_fn, config.loss_fn_config)
-
-
-def _check_overlap(config: RecipeConfig, engine: EngineConfig) -> None:
-    chosen = [name for name in ("max_staleness", "stream_updates") if getattr(config, name)]
-    if chosen and engine.engine == "local":
-        raise ValueError(
-            f"{chosen[0]}={getattr(config, chosen[0])} lets an engine sample and train at the same time, which needs "
-            "engine=remote; the local one does one thing at a time, and training a batch as a whole is faster"
-        )
 
 
 def at_least(config: Any, smallest: Mapping[str, int]) -> None:

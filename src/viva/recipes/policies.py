@@ -165,15 +165,10 @@ async def open_members(roles: Roles, plan: Plan, opened: OpenRun) -> Members:
 
 async def _open_trained(name: str, plan: Plan, opened: OpenRun) -> TrainingClient:
     """A member's training client: its state beside the checkpoint, else weights as the main policy's were."""
-    service, start = opened.service, opened.resume_from
-    where: dict[str, str] = {"base_model": plan.model} if plan.engine.engine == "local" else {}
-    if start is not None:
-        path = opened.folder.checkpoints.resolve(start, member_state(name))
-        return await settled(service.create_training_client_from_state_with_optimizer(path, **where))
-    if plan.load_checkpoint_path is not None:
-        return await settled(service.create_training_client_from_state(plan.load_checkpoint_path, **where))
-    pending = service.create_lora_training_client(plan.model, rank=plan.lora_rank, seed=plan.seed)
-    return await settled(pending)
+    if opened.resume_from is None:
+        return await plan.open_start(opened.service)
+    path = opened.folder.checkpoints.resolve(opened.resume_from, member_state(name))
+    return await plan.open_state(opened.service, path)
 
 
 async def _open_frozen(

@@ -15,21 +15,23 @@ from typing import TYPE_CHECKING, Literal
 import chz
 
 from viva.conversation.messages import counted
-from viva.conversation.protocol import Control
+from viva.conversation.protocol import Control, Protocol
+from viva.conversation.roles import Roles, assign
 from viva.recipes.reward import AskedConfig, is_own, user_code
+from viva.run.alarms import MEASURED, Level, StopRule, read_levels
+from viva.selfplay.check import dry_runs, find_protocol
+from viva.selfplay.controls import controlled
+from viva.selfplay.user_code import reward_named
 
 if TYPE_CHECKING:
     from tinker_cookbook.renderers.base import Renderer
 
-    from viva.conversation.protocol import Protocol
-    from viva.conversation.roles import Roles
     from viva.judging.comparison import Judge
     from viva.judging.judge import PolicyRef
     from viva.judging.scorer import Scorer
     from viva.recipes.common import OpenRun
     from viva.recipes.plan import Plan
     from viva.rewards.base import Grader, Reward
-    from viva.run.alarms import Level, StopRule
     from viva.training.data import BuilderFactory
     from viva.training.loop import Evaluator, Training
 
@@ -56,15 +58,8 @@ class Game:
     ) -> BuilderFactory:
         """Makes the conversation about a prompt, for a seed.
 
-        Args:
-            renderer: Of the policy that talks.
-            grader: Tells for the metrics whether a solution is right.
-            judge: Where the reward asks for one.
-            scorer: Where the reward asks for one.
-            voter_policy: The policy that votes by label probabilities, where the protocol has such votes.
-            roles: The policies that talk, if there are several.
-            initial_judge: The policy as it was at the start, where it is to compare final solutions, too.
-            initial_judge_pairs: So many pairs of them.
+        The arguments are fields of `MultiAgentConversationEnvGroupBuilder`, but for ``voter_policy``: the policy that
+        votes by label probabilities, where the protocol has such votes.
         """
         from viva.judging.judge import PolicySelfComparisonJudge
         from viva.selfplay.group import MultiAgentConversationEnvGroupBuilder
@@ -135,8 +130,6 @@ class ConversationConfig(AskedConfig):
 
     def stop_rule(self) -> StopRule | None:
         """The rule that ends the run early; `ValueError` if it could never end one, or always would."""
-        from viva.run.alarms import StopRule
-
         if "initial_judge" in (self.stop_on or ()) and not self.initial_judge_pairs:
             raise ValueError(
                 "stop_on names initial_judge, which needs pairs that the policy at the start judges, too; give "
@@ -150,8 +143,6 @@ class ConversationConfig(AskedConfig):
         Raises:
             ValueError: If the file cannot be read, or lacks an alarm that is to end the run.
         """
-        from viva.run.alarms import MEASURED, read_levels
-
         found = MEASURED if self.alarm_levels is None else read_levels(self.alarm_levels)
         if missing := sorted(set(self.stop_on or ()) - found.keys()):
             raise ValueError(
@@ -170,8 +161,6 @@ class ConversationConfig(AskedConfig):
         Raises:
             ValueError: If there is no such reward, or an option is given that would not change it.
         """
-        from viva.selfplay.user_code import reward_named
-
         return reward_named(self.named_reward())
 
     def declared(self, reward: Reward) -> Protocol:
@@ -181,7 +170,11 @@ class ConversationConfig(AskedConfig):
     def game(self) -> Game:
         """The conversation that the options declare, and its reward; `ValueError` if it could not be held or paid."""
         reward = self.asking(self.paid_by(), is_whole=is_own(self.named_reward()))
-        protocol = self.changed(self.declared(reward))
+        protocol = self.declared(reward)
+        if self.prompts is not None:
+            protocol = protocol.with_prompts(self.prompts)
+        if self.control is not None:
+            protocol = controlled(protocol, self.control, self.num_agents)
         protocol.check()
         reward.check(protocol, self.num_agents)
         return Game(protocol=protocol, reward=reward, num_agents=self.num_agents)
@@ -246,24 +239,7 @@ class ConversationConfig(AskedConfig):
 
     def roles(self, game: Game) -> Roles | None:
         """The policies of a conversation; ``None`` where there is one. `ValueError` if they do not fit it."""
-        if self.policies == "shared":
-            return None
-        from viva.conversation.roles import assign
-
-        return assign(self.policies, game.protocol, game.num_agents)
-
-    def changed(self, protocol: Protocol) -> Protocol:
-        """The protocol in the words of ``prompts`` and with the content of ``control`` taken away.
-
-        Raises:
-            ValueError: If the words are for no segment of it, or the control is none for it.
-        """
-        worded = protocol if self.prompts is None else protocol.with_prompts(self.prompts)
-        if self.control is None:
-            return worded
-        from viva.selfplay.controls import controlled
-
-        return controlled(worded, self.control, self.num_agents)
+        return None if self.policies == "shared" else assign(self.policies, game.protocol, game.num_agents)
 
     def make_plan(self) -> Plan:
         """Check all options and load the prompts; conversations that need a partner have one."""
@@ -329,16 +305,12 @@ class Config(ConversationConfig):
 
     def named_reward(self) -> object:
         """Name or value of the reward, of the options or else of the protocol."""
-        from viva.selfplay.check import find_protocol
-
         if self.reward is not None:
             return self.reward
         return find_protocol(self.protocol, self.num_agents).reward
 
     def declared(self, reward: Reward) -> Protocol:
         """The protocol with what the options change in it; `ValueError` if there is none."""
-        from viva.selfplay.check import find_protocol
-
         del reward
         protocol = find_protocol(self.protocol, self.num_agents)
         if self.personas is not None:
@@ -360,8 +332,6 @@ class Config(ConversationConfig):
 
     def make_plan(self) -> Plan:
         """Check all options, play the protocol with scripted agents and load the prompts."""
-        from viva.selfplay.check import dry_runs
-
         game = self.game()
         protocol, reward = game.protocol, game.reward
         runs = dry_runs(protocol, self.num_agents)

@@ -70,8 +70,6 @@ CONVERSATION = "conversation"
 
 DEFAULT_HINT = "Work slowly and check every step. Then write the full solution as short as you can."
 
-DEFAULT_LENGTH_WEIGHT = 0.1
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Graded:
@@ -90,7 +88,7 @@ class EfficientReward:
     """The known answer; GSM8K's worked solutions (``... #### 72``) are read as they are. ``None``: nothing is right."""
     token_budget: int
     """N. Longer replies, where the sampler allows them, earn no less than one of N tokens."""
-    length_weight: float = DEFAULT_LENGTH_WEIGHT
+    length_weight: float = 0.1
     """a; 0 pays for correctness alone."""
     grader: Grader = is_correct
     """Whether a reply (first) gives the answer (second)."""
@@ -122,14 +120,8 @@ class EfficientReward:
 class EfficientEnv(PromptAugmentedEnv):
     """A problem asked once, behind a hint or without one, and always trained without it.
 
-    Args:
-        renderer: From `viva.conversation.rendering.load_renderer`.
-        question: The problem.
-        reward: Of its replies.
-        sampling_convo_prefix: See `PromptAugmentedEnv`.
-        training_convo_prefix: See `PromptAugmentedEnv`.
-        leak_phrases: See `PromptAugmentedEnv`.
-        is_paid: Whether the step pays the reward; if not, the group does.
+    Prefixes and ``leak_phrases`` are those of `PromptAugmentedEnv`. The step pays the reward if ``is_paid``, else the
+    group does.
     """
 
     def __init__(

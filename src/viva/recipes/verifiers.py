@@ -14,13 +14,12 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import util
-from typing import TYPE_CHECKING
 
 from packaging.version import Version
 from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset
 
-if TYPE_CHECKING:
-    from viva.recipes.common import OpenRun
+from viva.loopback import check_packages
+from viva.recipes.common import OpenRun
 
 PREFIX = "verifiers:"
 _VERSION = "from importlib.metadata import version; print(version('verifiers'))"
@@ -46,8 +45,6 @@ def command_of(environment: str, options: Mapping[str, float | str | bool]) -> t
     Raises:
         ValueError: If the interpreter has no verifiers of 0.1.14 to 0.4, or packages to serve the policy are missing.
     """
-    from viva.loopback import check_packages
-
     check_packages("viva train environment")
     python = str(options.get("python", sys.executable))
     try:

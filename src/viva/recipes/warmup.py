@@ -22,19 +22,20 @@ import json
 from collections import Counter
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import chz
 
 from viva.conversation.messages import counted
+from viva.recipes.common import OpenRun, say
 from viva.recipes.config import RecipeConfig
 from viva.recipes.protocol import Game
 from viva.recipes.reward import refuse_unused
+from viva.run.files import note_written, read_json_lines, write_atomic
+from viva.selfplay.check import find_protocol
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from viva.recipes.common import OpenRun
     from viva.recipes.demonstrations import Pair
     from viva.recipes.plan import Plan
     from viva.training.loop import Evaluator, Training
@@ -72,7 +73,6 @@ class Config(RecipeConfig):
     def game(self) -> Game:
         """The protocol to learn, without a reward; `ValueError` if it cannot be found or played."""
         from viva.recipes.demonstrations import Unpaid
-        from viva.selfplay.check import find_protocol
 
         protocol = find_protocol(self.examples, self.num_agents)
         if self.personas is not None:
@@ -125,7 +125,6 @@ class Config(RecipeConfig):
         from viva.judging.judge import JudgeOptions, PolicyRef
         from viva.recipes.demonstrations import JudgeEvaluator, Pair
         from viva.recipes.loop import make_training
-        from viva.run.files import read_json_lines
         from viva.training.data import Example, ExampleDataset, PromptOrder
         from viva.training.followers import Current
 
@@ -162,7 +161,6 @@ class Config(RecipeConfig):
 
 async def _make(config: Config, plan: Plan, opened: OpenRun, path: Path) -> None:
     """Write the examples, and the pairs that a judge is tested on."""
-    from viva.recipes.common import say
     from viva.recipes.demonstrations import (
         file_example,
         judged_pairs,
@@ -170,7 +168,6 @@ async def _make(config: Config, plan: Plan, opened: OpenRun, path: Path) -> None
         read_messages,
         verdicts,
     )
-    from viva.run.files import note_written, write_atomic
     from viva.sdk import settled
 
     pairs: list[Pair] = []

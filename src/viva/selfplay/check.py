@@ -153,7 +153,7 @@ async def _play(
             await coordinator.fail(agent_id, "the policy call failed")
             continue
         if segment.votes_on is not None:  # not written, so it cannot be silent or malformed
-            ballot, prompt = _scripted_ballot(coordinator.protocol, _QUESTION, turns, view, lane)
+            ballot, prompt = _scripted_ballot(coordinator.protocol, turns, view, lane)
             if not coordinator.is_out(agent_id, lane):
                 await coordinator.submit_response(
                     agent_id, ballot, lane=lane, prompt=prompt, status=ballot.status
@@ -269,16 +269,14 @@ def _case(protocol: Protocol, run: DryRun) -> Iterator[str]:
 
 
 def _scripted_ballot(
-    protocol: Protocol, question: str, turns: Sequence[Turn], view: View, lane: int = 0
+    protocol: Protocol, turns: Sequence[Turn], view: View, lane: int
 ) -> tuple[LabelBallot, str]:
     """The ballot of an agent that prefers what is named first, and all it was asked."""
     texts = protocol.voted_on(turns, view, lane)
-    items = list(texts)
     answers: list[LabelAnswer] = []
     prompts: list[str] = []
-    for one, other in permutations(range(len(items)), 2):
-        first, second = items[one], items[other]
+    for (one, first), (other, second) in permutations(enumerate(texts), 2):
         score, outcome = (-1.0, Outcome.A) if one < other else (1.0, Outcome.B)
-        prompts.append(protocol.pair_prompt(question, texts[first], texts[second], view, lane))
+        prompts.append(protocol.pair_prompt(_QUESTION, texts[first], texts[second], view, lane))
         answers.append(LabelAnswer(first=first, second=second, outcome=outcome, score=score))
     return label_ballot(answers), "\n\n".join(prompts)

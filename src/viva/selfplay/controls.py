@@ -17,7 +17,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from string import ascii_uppercase
 
-from viva.conversation.protocol import Control, Protocol, Round, Segment, Sight, View, draw_aliases, persona
+from viva.conversation.coordinator import view_of
+from viva.conversation.protocol import Control, Protocol, Round, Segment, Sight, View
 from viva.conversation.records import Critique, CritiqueReply, Reply, ReplyStatus, Turn
 from viva.judging.ranking import RankingReply
 
@@ -71,18 +72,11 @@ def _segments(protocol: Protocol, num_agents: int, *replies: type[Reply]) -> set
         for index, round_ in enumerate(protocol.rounds)
         for segment in round_.segments
         if (segment.votes_on is not None and RankingReply in replies)
-        or isinstance(_read(protocol, segment, index, num_agents), replies)
+        or isinstance(_read(segment, view_of(protocol, num_agents, range(num_agents), 0, index, "")), replies)
     }
 
 
-def _read(protocol: Protocol, segment: Segment, round_index: int, num_agents: int) -> Reply:
-    view = View(
-        agent_id=0,
-        num_agents=num_agents,
-        round_index=round_index,
-        aliases=draw_aliases(range(num_agents), 0, round_index, ""),
-        persona=persona(0, protocol.personas),
-    )
+def _read(segment: Segment, view: View) -> Reply:
     return segment.read(scripted_reply(segment, view), view).response
 
 

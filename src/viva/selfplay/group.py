@@ -55,35 +55,26 @@ class _Asked:
     prompt: str = ""
 
 
+@dataclass(eq=False, repr=False)
 class MultiAgentConversationEnv(Env):
     """One agent's seat in one lane of a conversation; all seats of a conversation share a coordinator.
 
     The policy is called once for every turn, again after each call of a tool, and never after the last turn. Rewards
     come at the end, from the group's builder. A rollout loop that catches a failed policy call must tell `abort`, or
     the other agents wait for ever.
-
-    ``deal`` is that of a control that has agents read other critiques than those of their solutions, ``voter`` the
-    policy whose label probabilities are votes without words.
     """
 
-    def __init__(
-        self,
-        agent_id: int,
-        coordinator: MultiAgentCoordinator,
-        renderer: Renderer,
-        lane: int = 0,
-        deal: Deal | None = None,
-        voter: PolicySelfComparisonJudge | None = None,
-        roles: Roles | None = None,
-    ) -> None:
-        self.agent_id = agent_id
-        self.coordinator = coordinator
-        self.renderer = renderer
-        self.lane = lane
-        self._deal = deal
-        self._voter = voter
-        self._roles = roles
-        self._asked: _Asked | None = None
+    agent_id: int
+    coordinator: MultiAgentCoordinator
+    renderer: Renderer
+    lane: int = 0
+    deal: Deal | None = None
+    """Of a control that has agents read other critiques than those of their solutions."""
+    voter: PolicySelfComparisonJudge | None = None
+    """The policy whose label probabilities are votes without words."""
+    roles: Roles | None = None
+    """The policies that talk, if there are several."""
+    _asked: _Asked | None = field(default=None, init=False)
 
     async def initial_observation(self) -> tuple[Observation, StopCondition] | InitialObservationOverflow:
         """Wait for the first turn and return its prompt; an empty episode if the conversation is over."""
@@ -155,10 +146,10 @@ class MultiAgentConversationEnv(Env):
     @property
     def speaker(self) -> str | None:
         """The policy that the turn is asked of; ``None`` where all policies are one, or nothing is asked."""
-        if self._roles is None or self._asked is None:
+        if self.roles is None or self._asked is None:
             return None
         segment = self.coordinator.protocol.rounds[self._asked.view.round_index].segments[self.lane]
-        return self._roles.speaker(self.agent_id, segment.name).name
+        return self.roles.speaker(self.agent_id, segment.name).name
 
     async def abort(self, reason: str) -> None:
         """Leave the conversation because the agent's policy failed, timed out or was cancelled."""
@@ -177,8 +168,8 @@ class MultiAgentConversationEnv(Env):
         while await self.coordinator.wait_for_turn(self.agent_id, self.lane) is not None:
             view = self.coordinator.view(self.agent_id, self.lane)
             turns: Sequence[Turn] = self.coordinator.visible_turns(self.agent_id, self.lane)
-            if self._deal is not None and reads_critiques(protocol.rounds[view.round_index]):
-                turns = await self._deal(turns, view)
+            if self.deal is not None and reads_critiques(protocol.rounds[view.round_index]):
+                turns = await self.deal(turns, view)
                 if self.coordinator.is_out(self.agent_id, self.lane):  # others failed meanwhile
                     return None
             if protocol.rounds[view.round_index].segments[self.lane].votes_on is not None:
@@ -195,13 +186,13 @@ class MultiAgentConversationEnv(Env):
             return build_prompt(self.renderer, protocol.messages(prompt))
 
     async def _vote(self, turns: Sequence[Turn], view: View) -> None:
-        if self._voter is None:
+        if self.voter is None:
             raise RuntimeError(
                 f"agent {self.agent_id} votes by label probabilities and has no policy to ask: pass voter"
             )
         self._asked = _Asked(view=view)  # where it is, should it fail
         with remembering(self.coordinator.line_tokens):
-            ballot, prompt = await self._ballot(self._voter, turns, view)
+            ballot, prompt = await self._ballot(self.voter, turns, view)
         self._asked = None
         if not self.coordinator.is_out(self.agent_id, self.lane):
             await self.coordinator.submit_response(
