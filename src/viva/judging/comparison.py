@@ -82,11 +82,7 @@ def label_comparisons(ballots: Sequence[LabelBallot]) -> list[list[Comparison]]:
                 Comparison(
                     first=numbers[answer.first],
                     second=numbers[answer.second],
-                    outcome=answer.outcome,
-                    score=answer.score,
-                    probabilities=answer.probabilities,
-                    off_set_mass=answer.off_set_mass,
-                    was_asked=answer.was_asked,
+                    **answer.model_dump(exclude={"first", "second"}),
                 )
                 for answer in ballot.answers
             ]
