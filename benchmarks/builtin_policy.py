@@ -22,8 +22,10 @@ async def measure(num_problems: int) -> dict[str, float]:
     from viva.judging.answers import is_correct
     from viva.judging.comparison import TournamentPattern
     from viva.judging.judge import PolicyRef, PolicySelfComparisonJudge
-    from viva.selfplay.critique import critique_group
-    from viva.selfplay.round_robin import round_robin_group
+    from viva.rewards import peer_review, tournament
+    from viva.selfplay.critique import critique_protocol
+    from viva.selfplay.group import MultiAgentConversationEnvGroupBuilder
+    from viva.selfplay.round_robin import round_robin_protocol
     from viva.tiny import model_path
     from viva.tiny.tasks import problems, worked_solution, wrong_solution
     from viva.training.data import PromptItem
@@ -56,19 +58,26 @@ async def measure(num_problems: int) -> dict[str, float]:
     both = [sum((c.score or 0.0) * (1 if c.first == 0 else -1) for c in t) for t in tournaments]
 
     builders = [
-        round_robin_group(
-            question=problem.question, num_agents=3, max_rounds=2, renderer=renderer, judge=judge
+        MultiAgentConversationEnvGroupBuilder(
+            question=problem.question,
+            renderer=renderer,
+            protocol=round_robin_protocol(2),
+            reward=tournament(),
+            judge=judge,
         )
         for problem in held_out[: num_problems // 10]
     ]
     outcomes = await run_groups(builders, Policy(sampler=sampler, sampling=Sampling(seed=0, max_tokens=72)))
     reviews = [
-        critique_group(
+        MultiAgentConversationEnvGroupBuilder(
             question=problem.question,
             answer=str(problem.answer),
             grader=is_correct,
             renderer=renderer,
+            protocol=critique_protocol(4),
+            reward=peer_review(),
             judge=judge,
+            num_agents=4,
         )
         for problem in held_out[: num_problems // 5]
     ]

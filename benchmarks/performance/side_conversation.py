@@ -66,9 +66,12 @@ def make(settings: Mapping[str, Any]) -> Callable[[int], dict[str, float]]:
 
     from viva.conversation.rendering import load_renderer
     from viva.judging.judge import PolicyRef, PolicySelfComparisonJudge
+    from viva.rewards import tournament
+    from viva.rewards.critique import PeerReview
     from viva.sdk import settled
-    from viva.selfplay.critique import critique_group
-    from viva.selfplay.round_robin import round_robin_group
+    from viva.selfplay.critique import critique_protocol
+    from viva.selfplay.group import MultiAgentConversationEnvGroupBuilder
+    from viva.selfplay.round_robin import round_robin_protocol
     from viva.training.batch import plain_batch
     from viva.training.rollouts import run_groups
     from viva.training.sampling import Policy, Sampling
@@ -84,9 +87,17 @@ def make(settings: Mapping[str, Any]) -> Callable[[int], dict[str, float]]:
     def builder(question: str, number: int, index: int) -> Any:
         common = {"question": question, "num_agents": settings["agents"], "renderer": renderer, "seed": index}
         if settings["system"] == "critique":
-            return critique_group(**common, voter=voter, ballots="labels", on_failure="continue")
-        rounds = settings["rounds"] if number else 1
-        return round_robin_group(**common, max_rounds=rounds, judge=judge)
+            protocol = critique_protocol(
+                settings["agents"], on_failure="continue", comparisons=True, ballots="labels"
+            )
+            reward = PeerReview(compared_by=None)
+            return MultiAgentConversationEnvGroupBuilder(
+                **common, protocol=protocol, reward=reward, voter=voter
+            )
+        protocol = round_robin_protocol(settings["rounds"] if number else 1)
+        return MultiAgentConversationEnvGroupBuilder(
+            **common, protocol=protocol, reward=tournament(), judge=judge
+        )
 
     async def play(number: int) -> dict[str, float]:
         rng = random.Random(number)

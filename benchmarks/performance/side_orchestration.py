@@ -66,8 +66,10 @@ def make(settings: Mapping[str, Any]) -> Callable[[int], dict[str, float]]:
     from transformers import AutoTokenizer
 
     from viva.conversation.rendering import load_renderer
-    from viva.judging.judge import PolicyRef, PolicySelfComparisonJudge
-    from viva.selfplay.round_robin import round_robin_group
+    from viva.judging.judge import JudgeOptions, PolicyRef, PolicySelfComparisonJudge
+    from viva.rewards import tournament
+    from viva.selfplay.group import MultiAgentConversationEnvGroupBuilder
+    from viva.selfplay.round_robin import round_robin_protocol
     from viva.threads import frozen_gc
     from viva.training.rollouts import run_groups
     from viva.training.sampling import Policy, Sampling
@@ -77,18 +79,19 @@ def make(settings: Mapping[str, Any]) -> Callable[[int], dict[str, float]]:
     (stop,) = renderer.get_stop_sequences()
     sampler = Scripted(tokenizer, stop)
     judge = PolicySelfComparisonJudge(
-        PolicyRef(sampling_client=sampler), renderer, mode="verdict", max_tokens=VERDICT_TOKENS
+        PolicyRef(sampling_client=sampler), renderer, JudgeOptions(mode="verdict", max_tokens=VERDICT_TOKENS)
     )
     agents, rounds = settings["agents"], settings["rounds"]
 
     async def play(number: int, count: int) -> float:
         """Processor seconds of a number of conversations."""
         builders = [
-            round_robin_group(
+            MultiAgentConversationEnvGroupBuilder(
                 question=f"How many pens are in box {index}?",
                 num_agents=agents,
-                max_rounds=rounds,
                 renderer=renderer,
+                protocol=round_robin_protocol(rounds),
+                reward=tournament(),
                 judge=judge,
                 seed=index,
             )

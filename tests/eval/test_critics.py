@@ -14,7 +14,7 @@ from viva.eval.screening_advice import screening_advice
 from viva.eval.screening_figures import conversation_screening, critic_figures
 from viva.judging.ballots import Preference, Tie
 from viva.judging.comparison import VERDICT_PREFIX, Comparison, Outcome
-from viva.judging.judge import VERDICT_SCORES, PolicyRef, PolicySelfComparisonJudge
+from viva.judging.judge import VERDICT_SCORES, JudgeOptions, PolicyRef, PolicySelfComparisonJudge
 from viva.testing import ScriptedSamplingClient
 from viva.view.rescore import within_correlation
 
@@ -164,7 +164,9 @@ async def test_a_judge_that_answers_first_answers_once_for_all_pairs_of_a_conver
         script=lambda prompt, call: "A" if prompt.endswith(VERDICT_PREFIX) else "it is a",
         next_token=larger_wins,
     )
-    judge = PolicySelfComparisonJudge(PolicyRef(sampling_client=client), RENDERER, answers_first=True)
+    judge = PolicySelfComparisonJudge(
+        PolicyRef(sampling_client=client), RENDERER, JudgeOptions(answers_first=True)
+    )
     both = await have_pairs_judged([talk(), talk()], judge, 0, most=9)
     assert [len(each.judged) for each in both] == [4, 4]
     assert all("Your own answer:\n> it is a\n" in each.prompt for one in both for each in one.judged)

@@ -4,6 +4,7 @@ import asyncio
 import re
 
 import pytest
+from conversation_groups import round_robin_group
 
 from viva.eval.conversations import Conversations, play_all
 from viva.eval.direct import DirectEvaluator, DirectSampler, ask_all, match_tokens
@@ -11,7 +12,6 @@ from viva.eval.records import WRONG
 from viva.judging.answers import CHECKS, AnswerCheck
 from viva.judging.comparison import VERDICT_PREFIX
 from viva.judging.judge import PolicySelfComparisonJudge
-from viva.selfplay.round_robin import round_robin_group
 from viva.testing import (
     Reply,
     ScriptedSamplingClient,

@@ -16,7 +16,7 @@ from viva.eval.screening_advice import screening_advice
 from viva.eval.screening_figures import correlation, screening_figures
 from viva.judging.answers import CHECKS
 from viva.judging.comparison import VERDICT_PREFIX
-from viva.judging.judge import PolicyRef, PolicySelfComparisonJudge
+from viva.judging.judge import JudgeOptions, PolicyRef, PolicySelfComparisonJudge
 from viva.judging.rubric import CRITERION_PREFIX
 from viva.rewards import find_reward
 from viva.testing import ScriptedSamplingClient, tiny_renderer
@@ -312,7 +312,7 @@ def test_scores_that_favour_the_right_one_are_seen_behind_verdicts_that_turn_wit
     def screened(answers_first):
         client = ScriptedSamplingClient(renderer=RENDERER, script=script, next_token=labels)
         judge = PolicySelfComparisonJudge(
-            PolicyRef(sampling_client=client), RENDERER, answers_first=answers_first
+            PolicyRef(sampling_client=client), RENDERER, JudgeOptions(answers_first=answers_first)
         )
         direct = DirectSampler(renderer=RENDERER, sampling=Sampling(seed=0, max_tokens=60, temperature=0.7))
         screener = Screener(direct=direct, num_samples=6, judge=judge, num_pairs=12)
@@ -349,7 +349,9 @@ def test_single_answers_are_scored_behind_the_judges_own_and_unreadable_scores_a
         return f"The answer is {right if call >= 12 * 7 or call % 2 else 999}."
 
     client = ScriptedSamplingClient(renderer=RENDERER, script=script, next_token=labels)
-    judge = PolicySelfComparisonJudge(PolicyRef(sampling_client=client), RENDERER, answers_first=True)
+    judge = PolicySelfComparisonJudge(
+        PolicyRef(sampling_client=client), RENDERER, JudgeOptions(answers_first=True)
+    )
     direct = DirectSampler(renderer=RENDERER, sampling=Sampling(seed=0, max_tokens=60, temperature=0.7))
     screener = Screener(direct=direct, num_samples=6, judge=judge, num_pairs=0)
     items = [PromptItem(question=f"What is {n} + 1?", answer=str(n + 1)) for n in range(12)]

@@ -3,14 +3,13 @@
 import json
 
 import pytest
+from conversation_groups import critique_group, round_robin_group
 from strategy_making import QUESTION, play, text_of, trained_text
 
 from viva.conversation.rendering import build_prompt, direct_messages
 from viva.experts.conversation_expert import ConversationExpertGroupBuilder, ends_behind, solution_tokens
 from viva.judging.comparison import VERDICT_PREFIX
 from viva.judging.judge import PolicyRef, PolicySelfComparisonJudge
-from viva.selfplay.critique import critique_group
-from viva.selfplay.round_robin import round_robin_group
 from viva.testing import Reply, ScriptedSamplingClient, crashing, honest, tiny_renderer, turn_of
 from viva.training.metrics import rollout_metrics
 

@@ -7,18 +7,18 @@ from chat_formats import renderer_of
 
 from viva.conversation.critiques import read_critiques, read_revision
 from viva.conversation.protocol import Reading, View, quote, read_solution
-from viva.conversation.records import AgentResponse, Critique, CritiqueReply, Revision, Solution
+from viva.conversation.records import AgentResponse, Critique, CritiqueReply, ReplyStatus, Revision, Solution
 from viva.conversation.rendering import read_reply
 from viva.conversation.replies import FoundObject, ObjectScanner, parse_reply
 from viva.conversation.tools import find_call
 from viva.experts.assisted import leak
 from viva.experts.conversation_expert import ends_behind, solution_tokens
 from viva.judging.answers import CHECKS, answer_key, extract_answer, is_correct, marked_answer
-from viva.judging.ballots import Ballot, Preference, Tie, pair_of
+from viva.judging.ballots import Preference, Tie, pair_of
 from viva.judging.comparison import Outcome
 from viva.judging.expressions import same_expression
 from viva.judging.judge import parse_verdict
-from viva.judging.ranking import parse_ranking, ranking_status
+from viva.judging.ranking import RankingReply, parse_ranking
 from viva.view.report import embedded_json
 
 VIEW = View(agent_id=1, num_agents=4, round_index=1, aliases=(2, 0, 3, 1), persona="")
@@ -83,13 +83,13 @@ def check_verdict(text):
 
 def check_ranking(text):
     ballot = parse_ranking(text, LETTERS, own="D")
-    assert type(ballot) is Ballot
-    pairs = [pair_of(vote) for vote in ballot.votes]
-    assert all(type(vote) in (Preference, Tie) for vote in ballot.votes)
+    assert type(ballot) is RankingReply
+    pairs = [pair_of(vote) for vote in ballot.preferences]
+    assert all(type(vote) in (Preference, Tie) for vote in ballot.preferences)
     assert len(set(pairs)) == len(pairs) <= 3
     assert set().union(*pairs) <= {0, 2, 3}
     assert all(count > 0 for count in ballot.dropped.values())
-    ranking_status(ballot)
+    assert ballot.status in ReplyStatus
 
 
 def check_answer(text):

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from conversation_groups import critique_group
 from tinker_cookbook.completers import TokenCompleter
 
 from viva.judging.comparison import VERDICT_PREFIX
 from viva.judging.judge import PolicyRef, PolicySelfComparisonJudge
 from viva.rewards.review import PRESETS
-from viva.selfplay.critique import critique_group
 from viva.selfplay.group import MultiAgentConversationEnvGroupBuilder
 from viva.testing import Reply, ScriptedPolicy, ScriptedSamplingClient, crashing, slow, tiny_renderer
 from viva.training.rollouts import GroupOutcome, run_group

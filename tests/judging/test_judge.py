@@ -20,7 +20,7 @@ from viva.judging.comparison import (
     TournamentPattern,
     win_minus_loss,
 )
-from viva.judging.judge import JudgeError, PolicyRef, PolicySelfComparisonJudge, sample
+from viva.judging.judge import JudgeError, JudgeOptions, PolicyRef, PolicySelfComparisonJudge, sample
 from viva.testing import (
     CHAT_TOKENS,
     HANG,
@@ -39,7 +39,9 @@ SOLUTIONS = {0: "zero", 1: "one", 2: "two"}
 
 
 def judge_of(client: Any, style: str = "qwen3_instruct", **options: Any) -> PolicySelfComparisonJudge:
-    return PolicySelfComparisonJudge(PolicyRef(sampling_client=client), RENDERERS[style], **options)
+    return PolicySelfComparisonJudge(
+        PolicyRef(sampling_client=client), RENDERERS[style], JudgeOptions(**options)
+    )
 
 
 def client_of(style: str = "qwen3_instruct", **options: Any) -> ScriptedSamplingClient:
@@ -269,7 +271,6 @@ def test_a_label_is_looked_up_as_it_stands_behind_the_quote() -> None:
     [
         ({"mode": "vote"}, "'vote'"),
         ({"max_tokens": 0}, "max_tokens of at least 1"),
-        ({"temperature": -1.0}, "temperature of at least 0"),
         ({"max_off_set_mass": 1.1}, "from 0 to 1"),
     ],
 )
@@ -378,7 +379,7 @@ async def test_one_way_each_pair_is_judged_once_and_no_seat_is_always_first() ->
 
 async def test_every_comparison_draws_with_its_own_seed() -> None:
     client = client_of(script=lambda prompt, call: "A")
-    judge = judge_of(client, mode="verdict", temperature=1.0)
+    judge = judge_of(client, mode="verdict")
     await judge.tournament("q", SOLUTIONS, BOTH, seed=1)
     await judge.tournament("q", SOLUTIONS, BOTH, seed=2)
     assert len(set(client.seeds)) == 12

@@ -130,8 +130,8 @@ def test_a_judge_is_right_where_it_prefers_what_is_right(first_is_right: bool, a
 
 @pytest.mark.parametrize("line", ["A > X", "A > X.", "1) A > X;", "- Agent A > Agent X,", "A > X\t"])
 def test_any_letter_may_stand_at_the_end_of_a_line(line: str) -> None:
-    assert parse_ranking(line, {"A": 0, "X": 1}).votes == (Preference(0, 1),)
-    assert parse_ranking("X > A", {"A": 0, "X": 1}).votes == (Preference(1, 0),)
+    assert parse_ranking(line, {"A": 0, "X": 1}).preferences == (Preference(0, 1),)
+    assert parse_ranking("X > A", {"A": 0, "X": 1}).preferences == (Preference(1, 0),)
 
 
 def test_votes_are_kept_in_the_order_in_which_their_pairs_were_named() -> None:

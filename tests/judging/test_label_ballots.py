@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from viva.conversation.records import ReplyStatus
+from viva.conversation.records import ReplyStatus, Turn
 from viva.judging.ballots import (
     Item,
     Preference,
@@ -24,7 +24,7 @@ from viva.judging.ballots import (
 from viva.judging.bradley_terry import Duel, fit_bradley_terry
 from viva.judging.comparison import Comparison, Outcome, label_comparisons
 from viva.judging.ranking import LabelAnswer, LabelBallot, label_ballot
-from viva.judging.records import TurnRecord
+from viva.judging.records import ConversationRecord
 
 SCORES = st.one_of(st.none(), st.floats(-1.0, 1.0))
 
@@ -110,8 +110,9 @@ def test_a_ballot_is_read_back_from_the_record_as_it_was(scores) -> None:
     stages: dict[Item, Item] = {0: ("initial", 0), 1: ("revised", 0), 2: ("initial", 1), 3: 3}
     named = {(stages[one], stages[other]): score for (one, other), score in scores.items()}
     ballot = ballot_of(named)
-    turn = TurnRecord(agent_id=0, round_index=1, segment="verdict", response=ballot, status=ballot.status)
-    again = TurnRecord.model_validate_json(turn.model_dump_json())
+    turn = Turn(agent_id=0, round_index=1, segment="verdict", response=ballot, status=ballot.status)
+    stored = ConversationRecord(question="?", turns=(turn,)).model_dump_json()
+    (again,) = ConversationRecord.model_validate_json(stored).turns
     assert isinstance(again.response, LabelBallot)
     assert again.response == ballot
     assert label_ballot(again.response.answers) == ballot

@@ -9,7 +9,7 @@ from timing import seconds
 
 from viva.conversation.records import ReplyStatus
 from viva.judging.ballots import Item, Preference, Tie, Vote
-from viva.judging.ranking import RankingReply, parse_ranking, ranking_status
+from viva.judging.ranking import RankingReply, parse_ranking
 
 LETTERS: dict[str, Item] = {letter: place for place, letter in enumerate("ABCD")}
 
@@ -18,8 +18,8 @@ A_B, B_A, A_C, B_C, C_B = (Preference(one, other) for one, other in ((0, 1), (1,
 
 def votes(text: str, **options: str | bool) -> set[Vote]:
     ballot = parse_ranking(text, LETTERS, **options)  # pyright: ignore[reportArgumentType]
-    assert len(set(ballot.votes)) == len(ballot.votes)
-    return set(ballot.votes)
+    assert len(set(ballot.preferences)) == len(ballot.preferences)
+    return set(ballot.preferences)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def votes(text: str, **options: str | bool) -> set[Vote]:
 )
 def test_rankings_are_read(text: str, expected: set[Vote]) -> None:
     assert votes(text) == expected
-    assert ranking_status(parse_ranking(text, LETTERS)) is ReplyStatus.OK
+    assert parse_ranking(text, LETTERS).status is ReplyStatus.OK
 
 
 @pytest.mark.parametrize(
@@ -115,9 +115,9 @@ def test_one_entry_ranks_nothing(text: str) -> None:
 )
 def test_prose_is_never_a_vote(text: str) -> None:
     ballot = parse_ranking(text, LETTERS)
-    assert ballot.votes == ()
+    assert ballot.preferences == ()
     assert ballot.dropped == {}
-    assert ranking_status(ballot) is ReplyStatus.UNSTRUCTURED
+    assert ballot.status is ReplyStatus.UNSTRUCTURED
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_prose_is_never_a_vote(text: str) -> None:
 )
 def test_what_looks_like_a_ranking_and_is_none_is_counted(text: str) -> None:
     ballot = parse_ranking(text, LETTERS)
-    assert ballot.votes == ()
+    assert ballot.preferences == ()
     assert ballot.dropped == {"unreadable": 1}
 
 
@@ -176,23 +176,22 @@ def test_what_looks_like_a_ranking_and_is_none_is_counted(text: str) -> None:
 )
 def test_what_is_dropped_is_counted_by_cause(text: str, expected: set[Vote], dropped: dict[str, int]) -> None:
     ballot = parse_ranking(text, LETTERS)
-    assert set(ballot.votes) == expected
+    assert set(ballot.preferences) == expected
     assert ballot.dropped == dropped
-    assert ranking_status(ballot) is ReplyStatus.REPAIRED
+    assert ballot.status is ReplyStatus.REPAIRED
 
 
 def test_votes_on_the_own_solution_count_only_where_allowed() -> None:
     ballot = parse_ranking("A > B > C", LETTERS, own="B")
-    assert ballot.votes == (A_C,)
+    assert ballot.preferences == (A_C,)
     assert ballot.dropped == {"own": 2}
     assert votes("A > B > C", own="B", votes_on_own=True) == {A_B, A_C, B_C}
 
 
 def test_letters_may_stand_for_first_and_revised_solutions() -> None:
     letters: dict[str, Item] = {"A": ("revised", 3), "B": ("initial", 3)}
-    ballot = parse_ranking("A > B", letters)
-    assert ballot.votes == (Preference(("revised", 3), ("initial", 3)),)
-    reply = RankingReply(preferences=ballot.votes, dropped=ballot.dropped)
+    reply = parse_ranking("A > B", letters)
+    assert reply.preferences == (Preference(("revised", 3), ("initial", 3)),)
     assert RankingReply.model_validate_json(reply.model_dump_json()) == reply
 
 
@@ -251,7 +250,7 @@ def test_what_a_letter_stands_for_permutes_the_votes(
     text = written(*chain)
     renamed = "".join(rename.get(character, character) for character in text)
     aliases = {rename[letter]: item for letter, item in LETTERS.items()}
-    assert set(parse_ranking(renamed, aliases).votes) == votes(text)
+    assert set(parse_ranking(renamed, aliases).preferences) == votes(text)
 
 
 @given(st.lists(expressions(), min_size=1, max_size=4), st.integers(1, 5), st.randoms(use_true_random=False))
@@ -275,11 +274,11 @@ pieces = st.one_of(
 @example("²\n1. A\n\uff12. B")
 def test_any_text_is_read_without_raising_into_votes_about_known_items(text: str) -> None:
     ballot = parse_ranking(text, LETTERS, own="B")
-    for vote in ballot.votes:
+    for vote in ballot.preferences:
         one, other = (vote.winner, vote.loser) if isinstance(vote, Preference) else (vote.first, vote.second)
         assert {one, other} <= {0, 2, 3}
     assert all(count > 0 for count in ballot.dropped.values())
-    assert ranking_status(ballot) in ReplyStatus
+    assert ballot.status in ReplyStatus
 
 
 HOSTILE = {

@@ -11,13 +11,13 @@ import random
 import re
 
 import pytest
+from conversation_groups import round_robin_group
 from review_agents import BOTH, QUALITIES, but, everyone, honest, play, streams_of
 
 from viva.judging.answers import extract_answer
 from viva.judging.comparison import VERDICT_PREFIX
 from viva.judging.judge import PolicyRef, PolicySelfComparisonJudge
 from viva.recipes.strategies import EfficientReward
-from viva.selfplay.round_robin import round_robin_group
 from viva.testing import Reply, ScriptedPolicy, ScriptedSamplingClient, injecting, tiny_renderer, turn_of
 from viva.training.rollouts import run_group
 

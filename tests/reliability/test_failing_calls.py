@@ -16,6 +16,7 @@ from collections import Counter
 import jumping_clock
 import pytest
 import review_agents
+from conversation_groups import round_robin_group
 from failing_calls import WAYS, FailingSampler
 from random_models import make_model
 
@@ -23,7 +24,6 @@ from viva.conversation.rendering import load_renderer
 from viva.engine import LocalServiceClient
 from viva.judging.comparison import VERDICT_PREFIX
 from viva.judging.judge import PolicyRef, PolicySelfComparisonJudge
-from viva.selfplay.round_robin import round_robin_group
 from viva.testing import ScriptedSamplingClient, honest, tiny_renderer, turn_of
 from viva.training import rollouts
 from viva.training.batch import plain_batch

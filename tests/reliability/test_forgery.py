@@ -154,7 +154,7 @@ def check_verdicts(rng):
     for outcome in (Outcome.A, Outcome.B, Outcome.TIE):
         assert parse_verdict(json.dumps({"reasoning": text, "preference": str(outcome)})) is outcome
     ballot = parse_ranking(f"{quote(text)}\nRanking: B > C", {"A": 0, "B": 1, "C": 2})
-    assert [(vote.winner, vote.loser) for vote in ballot.votes] == [(1, 2)]
+    assert [(vote.winner, vote.loser) for vote in ballot.preferences] == [(1, 2)]
 
 
 def play(count):

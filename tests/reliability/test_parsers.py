@@ -170,7 +170,7 @@ def test_where_a_solution_stands_is_found_in_linear_time():
 def test_a_ballot_is_not_flooded():
     line = " > ".join("ABCDEFGHIJKLMNOPQRSTUVWXYZ") + "\n"
     ballot = parse_ranking(line * 1_000, {letter: place for place, letter in enumerate(line[:101:4])})
-    assert len(ballot.votes) == 325
+    assert len(ballot.preferences) == 325
     assert ballot.dropped.keys() == {"repeated", "flood"}
     assert ballot.dropped["repeated"] < 10_000
 

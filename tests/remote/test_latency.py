@@ -11,12 +11,12 @@ import jumping_clock
 import numpy as np
 import pytest
 import tinker
+from conversation_groups import round_robin_group
 from tinker_cookbook.rl.types import RLDataset
 
 from viva.judging.comparison import VERDICT_PREFIX, TournamentPattern
-from viva.judging.judge import PolicyRef, PolicySelfComparisonJudge
+from viva.judging.judge import JudgeOptions, PolicyRef, PolicySelfComparisonJudge
 from viva.run.folder import prepare_run_folder
-from viva.selfplay.round_robin import round_robin_group
 from viva.testing import ScriptedSamplingClient, honest, tiny_renderer, turn_of
 from viva.training.followers import Current
 from viva.training.loop import LoopConfig, Training, train
@@ -111,7 +111,7 @@ class Conversations(RLDataset):
 
 async def one_step(folder, order):
     policy = PolicyRef()
-    judge = PolicySelfComparisonJudge(policy, RENDERER, max_off_set_mass=1.0)
+    judge = PolicySelfComparisonJudge(policy, RENDERER, JudgeOptions(max_off_set_mass=1.0))
     run = Training(
         config=LoopConfig(
             sampling=Sampling(max_tokens=256),

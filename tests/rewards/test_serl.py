@@ -92,7 +92,7 @@ def test_a_win_over_an_answer_of_another_length_counts_less_or_nothing(length, w
 
 def asked(texts, next_token, **options):
     client = ScriptedSamplingClient(renderer=RENDERER, next_token=next_token)
-    judge = PolicySelfComparisonJudge(PolicyRef(sampling_client=client), RENDERER, **options)
+    judge = PolicySelfComparisonJudge(PolicyRef(sampling_client=client), RENDERER, JudgeOptions(**options))
     return asyncio.run(viva.rewards.serl().ask(solutions(texts), "Which?", Models(judge=judge)))
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from conversation_groups import round_robin_group
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tinker_cookbook.completers import TokenCompleter
@@ -16,7 +17,6 @@ from viva.conversation.coordinator import ConversationVoidError
 from viva.judging.comparison import VERDICT_PREFIX, NoValidComparisonsError, TournamentPattern
 from viva.judging.judge import PolicyRef, PolicySelfComparisonJudge
 from viva.selfplay.group import MultiAgentConversationEnvGroupBuilder
-from viva.selfplay.round_robin import round_robin_group
 from viva.testing import (
     Reply,
     Script,

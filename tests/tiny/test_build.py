@@ -158,7 +158,7 @@ def test_a_ranking_is_read_with_a_vote_on_every_pair() -> None:
         items = {letter: index for index, letter in enumerate(letters)}
         ballot = parse_ranking(example.reply, items, own=own[1], votes_on_own=on_own)
         ranked = len(letters) - (not on_own)
-        assert len(ballot.votes) == ranked * (ranked - 1) // 2
+        assert len(ballot.preferences) == ranked * (ranked - 1) // 2
         assert not ballot.dropped
 
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from viva.conversation.records import ReplyStatus, Solution
+from viva.conversation.records import ReplyStatus, Solution, Turn
 from viva.judging.ballots import Preference, Tie, Vote, map_vote, mutual_votes
 from viva.judging.ranking import RankingReply
-from viva.judging.records import ComparisonRecord, ConversationRecord, TurnRecord
+from viva.judging.records import ComparisonRecord, ConversationRecord
 from viva.training.signs import signs
 
 AGENTS = range(4)
@@ -43,7 +43,7 @@ def record(
         for voter, votes in ballots.items()
     ]
     turns = tuple(
-        TurnRecord(agent_id=agent, round_index=index, segment=name, response=reply, status=ReplyStatus.OK)
+        Turn(agent_id=agent, round_index=index, segment=name, response=reply, status=ReplyStatus.OK)
         for agent, index, name, reply in [*said, *voted]
     )
     return ConversationRecord(

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conversation_groups import critique_group
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,7 +21,6 @@ from viva.judging.judge import PolicyRef, PolicySelfComparisonJudge
 from viva.judging.records import ConversationRecord
 from viva.rewards import find_reward
 from viva.rewards.review import ReviewRules, review_rules, stored_rules
-from viva.selfplay.critique import critique_group
 from viva.testing import ScriptedSamplingClient, tiny_renderer
 from viva.training.rollouts import run_group
 from viva.training.sampling import Policy, Sampling

@@ -6,9 +6,9 @@ the round it was prompted for, whenever its reply arrives.
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, PlainSerializer
 
 
 def encodable(text: str) -> str:
@@ -112,16 +112,17 @@ class Turn:
 
     agent_id: int
     round_index: int
-    prompt: str
-    """The user message this agent answered (without the chat template); of a vote without words, all it was asked."""
-    text: str
-    """The reply as decoded, without end-of-turn token and thinking."""
-    response: Reply
-    status: ReplyStatus
     segment: str = "turn"
     """Name of the protocol's segment that was asked for."""
     lane: int = 0
     """Index among the parallel generations of its round."""
+    prompt: str = ""
+    """The user message this agent answered (without the chat template); of a vote without words, all it was asked."""
+    text: str = ""
+    """The reply as decoded, without end-of-turn token and thinking."""
+    response: Annotated[Reply, PlainSerializer(lambda reply: reply.model_dump())]
+    """As it was read; stored with all its fields, whatever kind of reply it is."""
+    status: ReplyStatus = ReplyStatus.OK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 
 from tinker_cookbook.rl.types import EnvGroupBuilder
 
-from viva.conversation.records import ReplyStatus, Solution
+from viva.conversation.records import ReplyStatus, Solution, Turn
 from viva.eval.records import WRONG, AgentAnswers, Answer, Played
 from viva.experts.strategy import record_of
 from viva.judging.answers import AnswerCheck
 from viva.judging.judge import PolicyRef, SamplingClient
-from viva.judging.records import ConversationRecord, TurnRecord
+from viva.judging.records import ConversationRecord
 from viva.judging.usage import Usage
 from viva.rewards.base import Grader
 from viva.training.console import Begin, unseen
@@ -170,7 +170,7 @@ def _read_outcome(outcome: GroupOutcome, item: PromptItem, num_agents: int, chec
 
 
 def _graded(
-    turn: TurnRecord, said: Solution, is_finished: bool, num_tokens: int, answer: str, check: AnswerCheck
+    turn: Turn, said: Solution, is_finished: bool, num_tokens: int, answer: str, check: AnswerCheck
 ) -> Answer:
     is_read = is_finished and turn.status is not ReplyStatus.UNSTRUCTURED
     return Answer(

@@ -277,10 +277,10 @@ def _decided(points: _PointsByPair) -> dict[_Pair, Preference]:
 def ballot_health(
     ballots: Ballots,
     *,
-    forward: Collection[int] | None = None,
-    own: Mapping[int, Item] | None = None,
-    lengths: Mapping[Item, int] | None = None,
-    unreadable: Collection[int] | None = None,
+    forward: Collection[int],
+    own: Mapping[int, Item],
+    lengths: Mapping[Item, int],
+    unreadable: Collection[int],
 ) -> dict[str, float]:
     """Figures about one group's votes on one round; those without anything to count are left out.
 
@@ -308,25 +308,19 @@ def ballot_health(
         "invalid_rate": [not ballots[voter] for voter in ballots],
         "tie_rate": [isinstance(vote, Tie) for vote in votes],
         "cyclic_triads": list(_cycles(ballots)),
-    }
-    if unreadable is not None:
-        counts["unreadable_rate"] = [voter in unreadable for voter in ballots]
-    if forward is not None:
-        counts["order_flips"] = list(order_flips(ballots, forward))
-    if own is not None:
-        counts["self_preference"] = [
+        "unreadable_rate": [voter in unreadable for voter in ballots],
+        "order_flips": list(order_flips(ballots, forward)),
+        "self_preference": [
             vote.winner == own[voter]
             for voter, vote in preferences
             if own.get(voter) in (vote.winner, vote.loser)
-        ]
-    if lengths is not None:
-        counts["length_preference"] = [
+        ],
+        "length_preference": [
             lengths[vote.winner] > lengths[vote.loser]
             for _, vote in preferences
-            if vote.winner in lengths
-            and vote.loser in lengths
-            and lengths[vote.winner] != lengths[vote.loser]
-        ]
+            if {vote.winner, vote.loser} <= lengths.keys() and lengths[vote.winner] != lengths[vote.loser]
+        ],
+    }
     return {name: sum(hits) / len(hits) for name, hits in counts.items() if hits}
 
 

@@ -18,7 +18,7 @@ from tinker_cookbook.renderers.base import Message
 
 from viva.conversation.coordinator import gather_or_cancel
 from viva.conversation.guard import remembering
-from viva.conversation.protocol import quote
+from viva.conversation.protocol import quote, shown_solution
 from viva.judging.ballots import Outcome
 from viva.judging.ranking import LabelBallot
 
@@ -82,11 +82,7 @@ def label_comparisons(ballots: Sequence[LabelBallot]) -> list[list[Comparison]]:
                 Comparison(
                     first=numbers[answer.first],
                     second=numbers[answer.second],
-                    outcome=answer.outcome,
-                    score=answer.score,
-                    probabilities=answer.probabilities,
-                    off_set_mass=answer.off_set_mass,
-                    was_asked=answer.was_asked,
+                    **answer.model_dump(exclude={"first", "second"}),
                 )
                 for answer in ballot.answers
             ]
@@ -128,27 +124,22 @@ def same_words(one: str, other: str) -> bool:
     return one.split() == other.split()
 
 
-def own_answer_text(own_answer: str) -> str:
-    """The judge's own answer as lines of a prompt; nothing without one."""
-    return f"Your own answer:\n{quote(own_answer)}\nEnd of your own answer.\n" if own_answer else ""
+def messages_to_judge(question: str, asked: str, system_prompt: str, own_answer: str) -> list[Message]:
+    """The messages to a judge, for a renderer: the problem, its own answer if it has one, and what it is asked."""
+    own = f"Your own answer:\n{quote(own_answer)}\nEnd of your own answer.\n" if own_answer else ""
+    return [
+        Message(role="system", content=system_prompt),
+        Message(role="user", content=f"Problem:\n{quote(question)}\n{own}{asked}"),
+    ]
 
 
 def judge_messages(
     question: str, solution_a: str, solution_b: str, system_prompt: str, own_answer: str = ""
 ) -> list[Message]:
-    """The messages of one comparison, for a renderer; the judge's own answer stands before both solutions."""
-    return [
-        Message(role="system", content=system_prompt),
-        Message(
-            role="user",
-            content=(
-                f"Problem:\n{quote(question)}\n{own_answer_text(own_answer)}"
-                f"Solution A:\n{quote(solution_a)}\nEnd of solution A.\n"
-                f"Solution B:\n{quote(solution_b)}\nEnd of solution B.\n"
-                "Which solution is better? Reply with the JSON object."
-            ),
-        ),
-    ]
+    """The messages of one comparison."""
+    shown = f"{shown_solution('A', solution_a)}{shown_solution('B', solution_b)}"
+    asked = f"{shown}Which solution is better? Reply with the JSON object."
+    return messages_to_judge(question, asked, system_prompt, own_answer)
 
 
 class JudgeError(RuntimeError):

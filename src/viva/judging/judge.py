@@ -180,7 +180,13 @@ class JudgeOptions:
                     f"{field.name}={getattr(self, field.name)} would change nothing: the judge's policy is "
                     f"{self.policy}; leave out one or the other"
                 )
-        _check_judge(self.mode, self.max_tokens, 0.0, self.max_off_set_mass)
+        if self.mode not in ("logprob", "verdict"):
+            raise ValueError(f"judge mode must be 'logprob' or 'verdict'; got {self.mode!r}")
+        if self.max_tokens < 1 or not 0 <= self.max_off_set_mass <= 1:
+            raise ValueError(
+                "a judge needs max_tokens of at least 1 and a max_off_set_mass from 0 to 1; got "
+                f"{self.max_tokens} and {self.max_off_set_mass}"
+            )
 
     @property
     def model(self) -> str | None:
@@ -199,15 +205,7 @@ class JudgeOptions:
 
     def make(self, policy: PolicyRef, renderer: Renderer) -> PolicySelfComparisonJudge:
         """The judge with a policy."""
-        return PolicySelfComparisonJudge(
-            policy,
-            renderer,
-            mode=self.mode,
-            system_prompt=self.system_prompt,
-            max_tokens=self.max_tokens,
-            max_off_set_mass=self.max_off_set_mass,
-            answers_first=self.answers_first,
-        )
+        return PolicySelfComparisonJudge(policy, renderer, self)
 
 
 def check_policy(policy: str, option: str = "policy") -> None:
@@ -226,55 +224,30 @@ def check_policy(policy: str, option: str = "policy") -> None:
     )
 
 
-def _check_judge(mode: str, max_tokens: int, temperature: float, max_off_set_mass: float) -> None:
-    if mode not in ("logprob", "verdict"):
-        raise ValueError(f"judge mode must be 'logprob' or 'verdict'; got {mode!r}")
-    if max_tokens < 1 or temperature < 0 or not 0 <= max_off_set_mass <= 1:
-        raise ValueError(
-            "a judge needs max_tokens of at least 1, a temperature of at least 0 and a max_off_set_mass "
-            f"from 0 to 1; got {max_tokens}, {temperature} and {max_off_set_mass}"
-        )
-
-
 class PolicySelfComparisonJudge(Judge):
     """Compares solutions with the policy that a `PolicyRef` holds, looked up at every comparison.
 
-    The other arguments are those of `JudgeOptions`, and the temperature of replies in ``verdict`` mode.
+    What the options say of a policy or an endpoint has no part here.
 
     Raises:
-        ValueError: If an option is out of range, or the labels do not begin with different tokens.
+        ValueError: If the labels do not begin with different tokens.
     """
 
-    def __init__(
-        self,
-        policy: PolicyRef,
-        renderer: Renderer,
-        *,
-        mode: JudgeMode = "logprob",
-        system_prompt: str = JUDGE_SYSTEM_PROMPT,
-        max_tokens: int = 256,
-        temperature: float = 0.0,
-        max_off_set_mass: float = 0.9,
-        answers_first: bool = False,
-    ) -> None:
-        _check_judge(mode, max_tokens, temperature, max_off_set_mass)
-        self.answers_first = answers_first
+    def __init__(self, policy: PolicyRef, renderer: Renderer, options: JudgeOptions | None = None) -> None:
         self.policy = policy
         self.renderer = renderer
-        self.mode: JudgeMode = mode
-        self.system_prompt = system_prompt
-        self.max_tokens = max_tokens
-        self.temperature = temperature
-        self.max_off_set_mass = max_off_set_mass
-        if mode == "logprob":  # labels that begin alike are refused before any request
+        self.options = options or JudgeOptions()
+        self.answers_first = self.options.answers_first
+        self._labels = None
+        if self.options.mode == "logprob":  # labels that begin alike are refused before any request
             _first_tokens(renderer, VERDICT_PREFIX, LABELS)
-        self._labels = LabelReader(policy, renderer, VERDICT_PREFIX, LABELS) if mode == "logprob" else None
+            self._labels = LabelReader(policy, renderer, VERDICT_PREFIX, LABELS)
         self._yes_or_no = LabelReader(policy, renderer, CRITERION_PREFIX, YES_OR_NO)
 
     async def compare(
         self, question: str, solutions: Mapping[int, str], first: int, second: int, seed: int
     ) -> Comparison:
-        """See `Judge.compare`; the seed matters only for ``verdict`` at a temperature above 0.
+        """See `Judge.compare`; sampled at temperature 0, if at all, so the seed changes nothing.
 
         Raises:
             JudgeError: If the engine's probabilities are unusable. Its own errors pass through.
@@ -283,18 +256,20 @@ class PolicySelfComparisonJudge(Judge):
         if same_words(solutions[first], solutions[second]):
             return Comparison(first=first, second=second, outcome=Outcome.TIE, score=0.0, was_asked=False)
         messages = await self.messages_for(
-            question, solutions[first], solutions[second], self.system_prompt, seed
+            question, solutions[first], solutions[second], self.options.system_prompt, seed
         )
-        asked = str(messages[-1]["content"])
-        if self._labels is None:
-            prompt = build_prompt(self.renderer, messages)
-            async with asyncio.timeout(self.policy.timeout_s):
-                text, outcome = await self._verdict(prompt, seed)
-            score = VERDICT_SCORES[outcome]
-            return Comparison(
-                first=first, second=second, outcome=outcome, score=score, text=text, prompt=asked
-            )
-        return await self.compare_by_labels(messages, first, second, seed)
+        if self._labels is not None:
+            return await self.compare_by_labels(messages, first, second, seed)
+        text, _ = await self._reply(messages, seed)
+        outcome = parse_verdict(text)
+        return Comparison(
+            first=first,
+            second=second,
+            outcome=outcome,
+            score=VERDICT_SCORES[outcome],
+            text=text,
+            prompt=str(messages[-1]["content"]),
+        )
 
     async def compare_by_labels(
         self, messages: Sequence[Message], first: int, second: int, seed: int
@@ -305,16 +280,14 @@ class PolicySelfComparisonJudge(Judge):
         Raises a `ValueError` if the mode is not ``logprob``, else as `compare`.
         """
         if self._labels is None:
-            raise ValueError(f"label probabilities need judge mode 'logprob'; got {self.mode!r}")
+            raise ValueError(f"label probabilities need judge mode 'logprob'; got {self.options.mode!r}")
         p_a, p_b, p_tie = await self._labels.probabilities(messages, seed)
-        found = read_labels(first, second, (p_a, p_b, p_tie), max_off_set_mass=self.max_off_set_mass)
+        found = read_labels(first, second, (p_a, p_b, p_tie), max_off_set_mass=self.options.max_off_set_mass)
         return replace(found, prompt=str(messages[-1]["content"]))
 
     async def answer(self, messages: Sequence[Message], seed: int) -> str:
         """See `Judge.answer`; raises a `TimeoutError` if it took longer than the policy's ``timeout_s``."""
-        prompt = build_prompt(self.renderer, messages)
-        async with asyncio.timeout(self.policy.timeout_s):
-            text, is_finished = await self._reply(prompt, 0.0, seed)
+        text, is_finished = await self._reply(messages, seed)
         return text if is_finished else ""
 
     async def score(self, question: str, answer: str, criterion: str, seed: int) -> float | None:
@@ -325,28 +298,26 @@ class PolicySelfComparisonJudge(Judge):
         judge = await self.for_question(question, seed)
         messages = criterion_messages(question, answer, criterion, judge.own_answer)
         yes, no = await self._yes_or_no.probabilities(messages, seed)
-        return yes / (yes + no) if 0.0 < yes + no >= 1.0 - self.max_off_set_mass else None
+        return yes / (yes + no) if 0.0 < yes + no >= 1.0 - self.options.max_off_set_mass else None
 
     def described(self) -> dict[str, str]:
         """See `Judge.described`."""
         return {
-            "system_prompt": self.system_prompt,
-            "prefill": VERDICT_PREFIX if self.mode == "logprob" else "",
+            "system_prompt": self.options.system_prompt,
+            "prefill": VERDICT_PREFIX if self.options.mode == "logprob" else "",
         }
 
-    async def _verdict(self, prompt: tinker.ModelInput, seed: int) -> tuple[str, Outcome]:
-        text, _ = await self._reply(prompt, self.temperature, seed)
-        return text, parse_verdict(text)
-
-    async def _reply(self, prompt: tinker.ModelInput, temperature: float, seed: int) -> tuple[str, bool]:
-        """A written reply, and whether the judge ended it itself."""
+    async def _reply(self, messages: Sequence[Message], seed: int) -> tuple[str, bool]:
+        """A written reply at temperature 0, and whether the judge ended it itself."""
+        prompt = build_prompt(self.renderer, messages)
         params = tinker.SamplingParams(
-            max_tokens=self.max_tokens,
-            temperature=temperature,
+            max_tokens=self.options.max_tokens,
+            temperature=0.0,
             seed=seed,
             stop=self.renderer.get_stop_sequences(),
         )
-        response = await sample(self.policy.current(), prompt, params, role="judge")
+        async with asyncio.timeout(self.policy.timeout_s):
+            response = await sample(self.policy.current(), prompt, params, role="judge")
         (sequence,) = response.sequences
         text, is_clean = read_reply(self.renderer, list(sequence.tokens))
         return text, is_clean and sequence.stop_reason == "stop"

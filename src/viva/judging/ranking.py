@@ -35,7 +35,6 @@ from pydantic import BaseModel, ConfigDict
 
 from viva.conversation.records import Reply, ReplyStatus
 from viva.judging.ballots import (
-    Ballot,
     Item,
     Outcome,
     Preference,
@@ -79,6 +78,13 @@ class RankingReply(Reply):
     dropped: dict[str, int]
     """Numbers of what was left out, by cause: see `parse_ranking`."""
 
+    @property
+    def status(self) -> ReplyStatus:
+        """``ok`` if all that was written or asked counts, ``unstructured`` if there is no vote, else ``repaired``."""
+        if not self.preferences:
+            return ReplyStatus.UNSTRUCTURED
+        return ReplyStatus.REPAIRED if self.dropped else ReplyStatus.OK
+
 
 class _Chain(NamedTuple):
     """Letters and the operators between them."""
@@ -89,7 +95,7 @@ class _Chain(NamedTuple):
 
 def parse_ranking(
     text: str, letters: Mapping[str, Item], *, own: str | None = None, votes_on_own: bool = False
-) -> Ballot:
+) -> RankingReply:
     """Read a reply, whatever it is; never raises for its text, and takes time linear in it.
 
     Args:
@@ -130,14 +136,7 @@ def parse_ranking(
     excluded = [] if own is None or votes_on_own else [letters[own]]
     ballot = count_votes(votes, items=set(letters.values()), own=excluded)
     dropped.update(ballot.dropped)
-    return Ballot(votes=ballot.votes, dropped=dict(dropped))
-
-
-def ranking_status(ballot: Ballot) -> ReplyStatus:
-    """``ok`` if everything that was written counts, ``unstructured`` if there is no vote, else ``repaired``."""
-    if not ballot.votes:
-        return ReplyStatus.UNSTRUCTURED
-    return ReplyStatus.REPAIRED if ballot.dropped else ReplyStatus.OK
+    return RankingReply(preferences=ballot.votes, dropped=dict(dropped))
 
 
 def _check_letters(letters: Mapping[str, Item], own: str | None) -> None:
@@ -311,13 +310,6 @@ class LabelBallot(RankingReply):
 
     answers: tuple[LabelAnswer, ...]
     """Both orders of every pair, from which the votes are made."""
-
-    @property
-    def status(self) -> ReplyStatus:
-        """``ok`` if every pair has a vote, ``unstructured`` if none has, else ``repaired``."""
-        if not self.preferences:
-            return ReplyStatus.UNSTRUCTURED
-        return ReplyStatus.REPAIRED if self.dropped else ReplyStatus.OK
 
 
 def label_ballot(answers: Iterable[LabelAnswer]) -> LabelBallot:

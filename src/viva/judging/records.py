@@ -9,7 +9,7 @@ import sys
 from dataclasses import dataclass
 from typing import Annotated, Any, Self, TypeAlias
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from viva.conversation.records import (
     AgentResponse,
@@ -17,7 +17,6 @@ from viva.conversation.records import (
     CritiqueReply,
     Failure,
     Reply,
-    ReplyStatus,
     Revision,
     Solution,
     ToolCall,
@@ -29,10 +28,14 @@ from viva.judging.ranking import LabelBallot, RankingReply
 _Number: TypeAlias = Annotated[float, Field(allow_inf_nan=False)]
 
 
-def _reply_of(value: Any) -> Any:
-    """The kind of reply that has the stored fields."""
-    if not isinstance(value, dict):
-        return value
+def _with_reply(turn: Any) -> Any:
+    """A stored turn with its reply as the kind that has the stored fields."""
+    if not isinstance(turn, dict) or not isinstance(turn.get("response"), dict):
+        return turn
+    return turn | {"response": _reply_of(turn["response"])}
+
+
+def _reply_of(value: dict[str, Any]) -> Reply:
     if value.get("answers") is not None:
         return LabelBallot.model_validate({"dropped": {}, "preferences": (), **value})
     if value.get("preferences") is not None:
@@ -50,19 +53,6 @@ def _reply_of(value: Any) -> Any:
 
 class _Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="allow")  # what a reward adds is kept
-
-
-class TurnRecord(_Record):
-    """One reply of one agent; see `viva.conversation.records.Turn`."""
-
-    agent_id: int
-    round_index: int
-    segment: str = "turn"
-    lane: int = 0
-    prompt: str = ""
-    text: str = ""
-    response: Annotated[Reply, BeforeValidator(_reply_of), PlainSerializer(lambda reply: reply.model_dump())]
-    status: ReplyStatus = ReplyStatus.OK
 
 
 class ComparisonRecord(_Record):
@@ -160,7 +150,7 @@ class ConversationRecord(_Record):
     """``None``: the whole conversation was held."""
     judge: JudgeRecord | None = None
     """``None`` where no judge was asked, and in older files."""
-    turns: tuple[TurnRecord, ...] = ()
+    turns: tuple[Annotated[Turn, BeforeValidator(_with_reply)], ...] = ()
     failures: tuple[Failure, ...] = ()
     comparisons: tuple[ComparisonRecord, ...] = ()
     initial_judge_comparisons: tuple[ComparisonRecord, ...] = ()
@@ -188,15 +178,11 @@ class ConversationRecord(_Record):
     @classmethod
     def of(cls, conversation: Conversation, **fields: Any) -> Self:
         """The record of a conversation, and of all else that is known of it."""
-        turns = tuple(
-            TurnRecord(**{name: getattr(turn, name) for name in TurnRecord.model_fields})
-            for turn in conversation.turns
-        )
         return cls(
             question=conversation.question,
             num_agents=conversation.num_agents,
             max_rounds=conversation.max_rounds,
-            turns=turns,
+            turns=conversation.turns,
             failures=conversation.failures,
             **fields,
         )
@@ -207,7 +193,7 @@ class ConversationRecord(_Record):
             question=self.question,
             num_agents=self.num_agents,
             max_rounds=self.max_rounds,
-            turns=tuple(Turn(**dict(turn)) for turn in self.turns),
+            turns=self.turns,
             failures=self.failures,
             answer=self.answer,
         )

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from tinker_cookbook.renderers.base import Message
 
 from viva.conversation.protocol import quote
-from viva.judging.comparison import own_answer_text
+from viva.judging.comparison import messages_to_judge
 from viva.judging.records import Criterion
 
 CRITERION_SYSTEM_PROMPT = """\
@@ -32,19 +32,13 @@ RIGHT = Criterion(text="The answer is right.")
 
 
 def criterion_messages(question: str, answer: str, criterion: str, own_answer: str = "") -> list[Message]:
-    """The messages of one criterion, for a renderer; the judge's own answer stands before the one that is judged."""
-    return [
-        Message(role="system", content=CRITERION_SYSTEM_PROMPT),
-        Message(
-            role="user",
-            content=(
-                f"Problem:\n{quote(question)}\n{own_answer_text(own_answer)}"
-                f"Answer:\n{quote(answer)}\nEnd of the answer.\n"
-                f"Criterion:\n{quote(criterion)}\n"
-                "Does the answer fulfil the criterion? Reply with the JSON object."
-            ),
-        ),
-    ]
+    """The messages of one criterion."""
+    asked = (
+        f"Answer:\n{quote(answer)}\nEnd of the answer.\n"
+        f"Criterion:\n{quote(criterion)}\n"
+        "Does the answer fulfil the criterion? Reply with the JSON object."
+    )
+    return messages_to_judge(question, asked, CRITERION_SYSTEM_PROMPT, own_answer)
 
 
 def weighted_mean(scores_C: Sequence[float | None], weights_C: Sequence[float]) -> float | None:

@@ -263,8 +263,7 @@ def check_compared(num_agents: int) -> None:
 
 def check_solutions(conversation: Conversation, what: str) -> None:
     """Refuse a conversation in which an agent that did not fail gave no final solution; the error opens with `what`."""
-    failed = {failure.agent_id for failure in conversation.failures}
-    without = set(range(conversation.num_agents)) - failed - set(conversation.final_solutions)
+    without = set(conversation.finished) - set(conversation.final_solutions)
     if without:
         raise ValueError(
             f"{what} final solutions, which agents {sorted(without)} do not give: let the reader of one of their "

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from string import ascii_uppercase
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
 from viva.conversation.critiques import (
     CRITIQUE_PERSONAS,
@@ -37,15 +37,8 @@ from viva.conversation.critiques import (
 )
 from viva.conversation.protocol import Protocol, Reading, Round, Segment, Sight, View, shown_solution
 from viva.conversation.records import CritiqueReply, Solution, Turn
-from viva.judging.ballots import Ballot, Item
-from viva.judging.ranking import RankingReply, parse_ranking, ranking_status
-
-if TYPE_CHECKING:
-    from tinker_cookbook.renderers.base import Renderer
-
-    from viva.judging.comparison import Judge
-    from viva.rewards.review import ReviewRules
-    from viva.selfplay.group import MultiAgentConversationEnvGroupBuilder
+from viva.judging.ballots import Item
+from viva.judging.ranking import RankingReply, parse_ranking
 
 BallotForm = Literal["written", "labels"]
 """Form of the votes: rankings that agents write, or label probabilities pair by pair."""
@@ -167,12 +160,8 @@ def _read_comparison(text: str, view: View) -> Reading:
     return _reading(parse_ranking(text, compared_items(view)))
 
 
-def _reading(ballot: Ballot) -> Reading:
-    return Reading(
-        response=RankingReply(preferences=ballot.votes, dropped=ballot.dropped),
-        status=ranking_status(ballot),
-        strategy="ranking",
-    )
+def _reading(reply: RankingReply) -> Reading:
+    return Reading(response=reply, status=reply.status, strategy="ranking")
 
 
 def _solutions(turns: Sequence[Turn]) -> Iterator[tuple[Turn, str]]:
@@ -213,50 +202,4 @@ def _show_critiques(turns: Sequence[Turn], view: View) -> str:
         if isinstance(turn.response, CritiqueReply)
         for critique in turn.response.critiques
         if critique.target == view.agent_id
-    )
-
-
-def critique_group(
-    *,
-    question: str,
-    renderer: Renderer,
-    rules: ReviewRules | None = None,
-    judge: Judge | None = None,
-    num_agents: int = 4,
-    on_failure: Literal["void", "continue"] = "void",
-    votes_on_own: bool | None = None,
-    personas: dict[int, str] | None = None,
-    ballots: BallotForm = "written",
-    **options: Any,
-) -> MultiAgentConversationEnvGroupBuilder:
-    """The builder of a critique conversation that peer review pays; ``options`` are other fields of the builder.
-
-    The rules are by default those of the ``robust`` preset. A judge compares revised with initial solutions, for a
-    joint fit; without one, the agents do so in a last round.
-
-    Raises:
-        ValueError: If the conversation could not be held.
-    """
-    # a protocol alone is looked at without what plays it
-    from viva.judging.judge import JudgeOptions
-    from viva.rewards.critique import PeerReview
-    from viva.rewards.review import ReviewRules
-    from viva.selfplay.group import MultiAgentConversationEnvGroupBuilder
-
-    rules = ReviewRules() if rules is None else rules
-    return MultiAgentConversationEnvGroupBuilder(
-        question=question,
-        renderer=renderer,
-        protocol=critique_protocol(
-            num_agents,
-            personas=personas,
-            on_failure=on_failure,
-            votes_on_own=votes_on_own,
-            comparisons=rules.fit == "joint" and judge is None,
-            ballots=ballots,
-        ),
-        reward=PeerReview(rules=rules, compared_by=None if judge is None else JudgeOptions()),
-        judge=judge,
-        num_agents=num_agents,
-        **options,
     )

@@ -11,9 +11,9 @@ from typing import Annotated, Any, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from viva.conversation.protocol import quote
-from viva.conversation.records import CritiqueReply, Solution, ToolCall
+from viva.conversation.records import CritiqueReply, Solution, ToolCall, Turn
 from viva.judging.ranking import RankingReply
-from viva.judging.records import ConversationRecord, Transcript, TurnRecord
+from viva.judging.records import ConversationRecord, Transcript
 from viva.run.secrets import printable, without_secrets
 from viva.view.files import Row
 from viva.view.judgement import judge_conversation
@@ -122,7 +122,7 @@ def sightings(record: ConversationRecord, place: int) -> list[dict[str, object]]
     ]
 
 
-def _said(turn: TurnRecord) -> Iterator[tuple[str, str]]:
+def _said(turn: Turn) -> Iterator[tuple[str, str]]:
     response = turn.response
     if isinstance(response, CritiqueReply):
         for critique in response.critiques:

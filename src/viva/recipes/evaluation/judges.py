@@ -9,7 +9,7 @@ from typing import Any
 import chz
 
 from viva.conversation.messages import counted, text_table
-from viva.conversation.records import Solution
+from viva.conversation.records import Solution, Turn
 from viva.eval.estimates import compare
 from viva.eval.figures import shown_figure, shown_interval
 from viva.eval.judged import JudgedPair, figures_of_judges, judge_pairs, paired
@@ -25,7 +25,6 @@ from viva.judging.records import (
     Criterion,
     JudgeRecord,
     Transcript,
-    TurnRecord,
 )
 from viva.judging.rubric import criteria_of
 from viva.recipes.evaluation import JUDGE_OPTIONS, EvalOptions
@@ -346,9 +345,7 @@ def _rows(
             order="simultaneous",
             judge=described,
             turns=tuple(
-                TurnRecord(
-                    agent_id=place, round_index=0, text=each.text, response=Solution(solution=each.text)
-                )
+                Turn(agent_id=place, round_index=0, text=each.text, response=Solution(solution=each.text))
                 for place, each in enumerate(pair.answers)
             ),
             comparisons=tuple(ComparisonRecord(**asdict(each)) for each in pair.comparisons),

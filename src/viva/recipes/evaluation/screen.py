@@ -338,8 +338,7 @@ def _screener(plan: _Plan, opened: OpenPolicy, judged: OpenedJudge, options: Scr
         or PolicySelfComparisonJudge(
             PolicyRef(sampling_client=opened.client),
             opened.renderer,
-            max_tokens=options.max_tokens,
-            answers_first=options.judge_answers_first,
+            JudgeOptions(max_tokens=options.max_tokens, answers_first=options.judge_answers_first),
         ),
         num_pairs=options.num_pairs,
     )
