@@ -1,10 +1,12 @@
 """The engine that the clients of one service share: the pump, training operations, loaded and merged models."""
 
 import hashlib
+import itertools
 import os
 import re
-from collections import OrderedDict
-from collections.abc import Callable
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -66,7 +68,7 @@ class Core:
         self._state_dir = state_dir
         self._one_run = one_run
         self._seed = seed
-        self._counts: dict[str, int] = {}
+        self._counts: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
         self._owners: dict[Path, str] = {}
         """Training clients by the checkpoints that they saved."""
         self._models: dict[str, BaseModel] = {}
@@ -120,14 +122,11 @@ class Core:
             return self._state_dir
         self._state_dir.mkdir(parents=True, exist_ok=True)
         found = [_CLIENT_FOLDER.fullmatch(path.name) for path in self._state_dir.iterdir()]
-        number = 1 + max((int(match[1]) for match in found if match), default=-1)
+        free = itertools.count(1 + max((int(match[1]) for match in found if match), default=-1))
         while True:
-            folder = self._state_dir / f"client-{number:06d}"
-            try:
+            folder = self._state_dir / f"client-{next(free):06d}"
+            with suppress(FileExistsError):  # another process took it meanwhile
                 folder.mkdir()
-            except FileExistsError:  # another process took it meanwhile
-                number += 1
-            else:
                 return folder
 
     def claim_name(self, path: Path, model_id: str) -> None:
@@ -147,11 +146,9 @@ class Core:
                 "lies elsewhere is neither written nor deleted: give the state_dir it belongs to."
             )
 
-    def count(self, *key: str | int) -> int:
+    def count(self, key: str) -> int:
         """Count a key; returns how often it was counted before."""
-        text = "/".join(map(str, key))
-        self._counts[text] = self._counts.get(text, -1) + 1
-        return self._counts[text]
+        return next(self._counts[key])
 
     def derived_seed(self, *key: str | int) -> int:
         """A seed that depends on the service's seed and the key alone, in ``[0, 2**63)``."""

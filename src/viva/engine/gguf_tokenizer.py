@@ -37,7 +37,9 @@ _MERGER: dict[str, tuple[object, ...]] = {
 
 def special_ids(stored: GgufFile) -> dict[str, int]:
     """Ids of ``bos_token``, ``eos_token``, ``unk_token`` and ``pad_token``, those that the file names."""
-    found = {short: stored.field(f"tokenizer.ggml.{name}_token_id") for name, short in SPECIAL_TOKENS.items()}
+    found = {
+        short: stored.fields.get(f"tokenizer.ggml.{name}_token_id") for name, short in SPECIAL_TOKENS.items()
+    }
     return {f"{short}_token": int(number) for short, number in found.items() if number is not None}
 
 
@@ -47,22 +49,22 @@ def read_tokenizer(stored: GgufFile) -> "PreTrainedTokenizerBase":
     from transformers import PreTrainedTokenizerFast
 
     special = special_ids(stored)
-    tokens: Sequence[str] = stored.field("tokenizer.ggml.tokens", [])
-    types: Sequence[int] = stored.field("tokenizer.ggml.token_type", [NORMAL] * len(tokens))
-    is_sentencepiece = stored.field("tokenizer.ggml.model") == SENTENCEPIECE
+    tokens: Sequence[str] = stored.fields.get("tokenizer.ggml.tokens", [])
+    types: Sequence[int] = stored.fields.get("tokenizer.ggml.token_type", [NORMAL] * len(tokens))
+    is_sentencepiece = stored.fields.get("tokenizer.ggml.model") == SENTENCEPIECE
     inner = _sentencepiece(stored, tokens, types) if is_sentencepiece else _byte_level(stored, tokens)
     for kind, add in ((CONTROL, inner.add_special_tokens), (USER_DEFINED, inner.add_tokens)):
         found = [token for token, its_kind in zip(tokens, types, strict=True) if its_kind == kind]
         add([AddedToken(token, special=kind == CONTROL, normalized=False) for token in found])
     named = {name: tokens[number] for name, number in special.items()}
     bos = special.get("bos_token")
-    if stored.field("tokenizer.ggml.add_bos_token", is_sentencepiece) and bos is not None:
+    if stored.fields.get("tokenizer.ggml.add_bos_token", is_sentencepiece) and bos is not None:
         start = tokens[bos]
         inner.post_processor = processors.TemplateProcessing(
             single=f"{start} $A", pair=f"{start} $A {start} $B", special_tokens=[(start, bos)]
         )
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, clean_up_tokenization_spaces=False, **named)
-    if (template := stored.field("tokenizer.chat_template")) is not None:
+    if (template := stored.fields.get("tokenizer.chat_template")) is not None:
         tokenizer.chat_template = template
     return tokenizer
 
@@ -71,7 +73,7 @@ def _byte_level(stored: GgufFile, tokens: Sequence[str]) -> "Tokenizer":
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     pre = PRE_TOKENIZERS[pre_name(stored)]
-    merges = [tuple(merge.split(" ", 1)) for merge in stored.field("tokenizer.ggml.merges", [])]
+    merges = [tuple(merge.split(" ", 1)) for merge in stored.fields.get("tokenizer.ggml.merges", [])]
     vocabulary = {token: number for number, token in enumerate(tokens)}
     inner = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=pre.ignores_merges))
     cuts = [pre_tokenizers.Split(Regex(rule), behavior="isolated") for rule in pre.cuts]
@@ -87,9 +89,9 @@ def _sentencepiece(stored: GgufFile, tokens: Sequence[str], types: Sequence[int]
     """A tokenizer that merges the best scored pair of neighbours first; what is no piece is bytes."""
     from tokenizers import Tokenizer, decoders, models, normalizers
 
-    does_prefix = bool(stored.field("tokenizer.ggml.add_space_prefix", True))
+    does_prefix = bool(stored.fields.get("tokenizer.ggml.add_space_prefix", True))
     vocabulary = {token: number for number, token in enumerate(tokens)}
-    scores: Sequence[float] = stored.field("tokenizer.ggml.scores", [])
+    scores: Sequence[float] = stored.fields.get("tokenizer.ggml.scores", [])
     if len(scores) != len(tokens):
         raise ValueError(f"it has {len(tokens)} pieces and {len(scores)} scores, by which they are merged")
     pieces = {

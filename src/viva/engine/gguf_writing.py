@@ -16,6 +16,7 @@ from viva.engine.gguf_file import (
     ROPE_FACTORS,
     Field,
     cannot_write,
+    llama_3_factors,
     read_gguf,
 )
 from viva.engine.gguf_tokenizer import tokenizer_fields
@@ -64,11 +65,11 @@ def metadata_of_file(file: str | Path, name: str) -> Metadata:
         if not key.startswith(_OF_WEIGHTS) and key != "general.architecture" and field.value not in ("", [])
     }
     named: dict[str, object] = {"general.name": name}
-    if (before := stored.field("general.name")) is not None:
+    if (before := stored.fields.get("general.name")) is not None:
         named |= {"general.base_model.count": 1, "general.base_model.0.name": before}
     factors = stored.tensors.get(ROPE_FACTORS)
     return Metadata(
-        architecture=stored.field("general.architecture"),
+        architecture=stored.fields["general.architecture"],
         fields=fields | {key: _typed(value) for key, value in named.items()},
         rope_factors=None if factors is None else stored.floats(factors).copy(),
     )
@@ -193,9 +194,6 @@ def _typed(value: Any) -> Field:
 
 
 def _rope_factors(config: "PretrainedConfig", head_size: int) -> "np.ndarray | None":
-    import torch
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
     kind = config.rope_parameters.get("rope_type", "default")
     if kind == "default":
         return None
@@ -203,6 +201,4 @@ def _rope_factors(config: "PretrainedConfig", head_size: int) -> "np.ndarray | N
         raise cannot_write(
             f"it scales rotary frequencies by {kind!r}; allowed: 'default', and 'llama3' of architecture 'llama'"
         )
-    plain = config.rope_parameters["rope_theta"] ** -(torch.arange(0, head_size, 2) / head_size)
-    scaled = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))[0]
-    return (plain / scaled).numpy()
+    return llama_3_factors(config, head_size).numpy()

@@ -244,8 +244,21 @@ class Switch:
     def __init__(self, service: LocalServiceClient) -> None:
         self.service = service
         self._before = tinker.ServiceClient
-        self._class = _local_class(service)
-        cast(Any, tinker).ServiceClient = self._class
+
+        class InstalledServiceClient(LocalServiceClient):
+            """`LocalServiceClient` with the arguments of ``tinker.ServiceClient``; all of them share one engine."""
+
+            def __init__(self, *args: object, base_url: str | None = None, **kwargs: object) -> None:
+                # the other arguments (metadata, names, keys) say who asks a server
+                if base_url is not None:
+                    raise ValueError(
+                        # not the address itself: it may hold a password
+                        "base_url names a server, but viva.engine.install() put the local engine in its place. "
+                        "Leave base_url out, or undo the install."
+                    )
+                self._core = service._core
+
+        self._class = cast(Any, tinker).ServiceClient = InstalledServiceClient
 
     def undo(self) -> None:
         """Put back what was there before; a second time it does nothing.
@@ -290,20 +303,3 @@ def install(service: LocalServiceClient | None = None, **options: Any) -> Switch
             f"install() takes a service or options for a new one, not both; got {sorted(options)}"
         )
     return Switch(service or LocalServiceClient(**options))
-
-
-def _local_class(service: LocalServiceClient) -> type[LocalServiceClient]:
-    class InstalledServiceClient(LocalServiceClient):
-        """`LocalServiceClient` with the arguments of ``tinker.ServiceClient``; all of them share one engine."""
-
-        def __init__(self, *args: object, base_url: str | None = None, **kwargs: object) -> None:
-            # the other arguments (metadata, names, keys) say who asks a server
-            if base_url is not None:
-                raise ValueError(
-                    # not the address itself: it may hold a password
-                    "base_url names a server, but viva.engine.install() put the local engine in its place. "
-                    "Leave base_url out, or undo the install."
-                )
-            self._core = service._core
-
-    return InstalledServiceClient
