@@ -253,7 +253,7 @@ def test_the_check_fails_if_snapshots_are_not_kept_apart(
 ) -> None:
     everyones = PrefixCache(2**28)
     monkeypatch.setattr(SequenceTable, "forget", lambda table: setattr(table, "_stored", everyones))
-    for module in ("requests", "sequences"):
+    for module in ("sampling_client", "sequences"):
         monkeypatch.setattr(
             f"viva.engine.{module}.block_digests", lambda tokens, client: block_digests(tokens)
         )

@@ -22,7 +22,7 @@ from viva.engine.layers import fuse_layers
 from viva.engine.linear import pack_linears
 from viva.engine.model import BaseModel, cast_weights, load_base_model
 from viva.engine.policy import Snapshot
-from viva.engine.replay import GraphRecorder, Recorder, check_replays
+from viva.engine.replay import Recorder, check_replays
 from viva.engine.scheduler import EngineLimits, OperationQueue, Pump
 from viva.model_files import is_inside
 
@@ -73,7 +73,7 @@ class Core:
         """Training clients by the checkpoints that they saved."""
         self._models: dict[str, BaseModel] = {}
         self._copies: OrderedDict[int, PreTrainedModel] = OrderedDict()
-        self._recorder: Recorder | None = GraphRecorder(device) if device.type == "cuda" else None
+        self._recorder = Recorder(device) if device.type == "cuda" else None
 
     @property
     def precision(self) -> str:

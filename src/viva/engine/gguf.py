@@ -95,9 +95,8 @@ def _save_model(stored: GgufFile, folder: Path) -> None:
             raise ValueError(f"it has a tensor {name!r}, which its architecture here does not know")
         array = architecture.from_file(stored.floats(tensor), found["module"], config)
         place = "" if found["layer"] is None else f"model.layers.{found['layer']}."
-        weights[f"{place}{architecture.modules[found['module']]}.{found['kind']}"] = np.ascontiguousarray(
-            array
-        )
+        module = architecture.modules[found["module"]]
+        weights[f"{place}{module}.{found['kind']}"] = np.ascontiguousarray(array)
     file = folder / "model.safetensors"
     save_file(weights, file, metadata={"format": "pt"})
     config.save_pretrained(folder)

@@ -127,12 +127,8 @@ ARCHITECTURES = {
 }
 """By ``general.architecture``. Mistral's models are stored as ``llama``."""
 ROPE_FACTORS = "rope_freqs.weight"
-SPECIAL_TOKENS = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
-"""In the middle of ``tokenizer.ggml.*_token_id``: what the token is called in ``transformers``."""
 SENTENCEPIECE = "llama"
 """The ``tokenizer.ggml.model`` of pieces of SentencePiece, which are merged by score."""
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = range(1, 6)
-"""Values of ``tokenizer.ggml.token_type``."""
 _NUMBERS = {
     kind: struct.Struct(f"<{code}") for kind, code in zip((*range(8), 10, 11, 12), "BbHhIif?Qqd", strict=True)
 }

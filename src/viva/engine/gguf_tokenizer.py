@@ -5,14 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from viva.engine.gguf_file import (
-    CONTROL,
-    NORMAL,
     PRE_TOKENIZERS,
     SENTENCEPIECE,
-    SPECIAL_TOKENS,
-    UNKNOWN,
-    UNUSED,
-    USER_DEFINED,
     GgufFile,
     PreTokenizer,
     cannot_write,
@@ -23,6 +17,10 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerBase
 
+_SPECIAL_TOKENS = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
+"""In the middle of ``tokenizer.ggml.*_token_id``: what the token is called in ``transformers``."""
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = range(1, 6)
+"""Values of ``tokenizer.ggml.token_type``."""
 _SPACE = "\u2581"
 """The character that stands for a space in pieces of SentencePiece."""
 _MERGER: dict[str, tuple[object, ...]] = {
@@ -37,10 +35,8 @@ _MERGER: dict[str, tuple[object, ...]] = {
 
 def special_ids(stored: GgufFile) -> dict[str, int]:
     """Ids of ``bos_token``, ``eos_token``, ``unk_token`` and ``pad_token``, those that the file names."""
-    found = {
-        short: stored.fields.get(f"tokenizer.ggml.{name}_token_id") for name, short in SPECIAL_TOKENS.items()
-    }
-    return {f"{short}_token": int(number) for short, number in found.items() if number is not None}
+    keys = {short: f"tokenizer.ggml.{name}_token_id" for name, short in _SPECIAL_TOKENS.items()}
+    return {f"{short}_token": int(stored.fields[key]) for short, key in keys.items() if key in stored.fields}
 
 
 def read_tokenizer(stored: GgufFile) -> "PreTrainedTokenizerBase":
@@ -50,12 +46,12 @@ def read_tokenizer(stored: GgufFile) -> "PreTrainedTokenizerBase":
 
     special = special_ids(stored)
     tokens: Sequence[str] = stored.fields.get("tokenizer.ggml.tokens", [])
-    types: Sequence[int] = stored.fields.get("tokenizer.ggml.token_type", [NORMAL] * len(tokens))
+    types: Sequence[int] = stored.fields.get("tokenizer.ggml.token_type", [_NORMAL] * len(tokens))
     is_sentencepiece = stored.fields.get("tokenizer.ggml.model") == SENTENCEPIECE
     inner = _sentencepiece(stored, tokens, types) if is_sentencepiece else _byte_level(stored, tokens)
-    for kind, add in ((CONTROL, inner.add_special_tokens), (USER_DEFINED, inner.add_tokens)):
+    for kind, add in ((_CONTROL, inner.add_special_tokens), (_USER_DEFINED, inner.add_tokens)):
         found = [token for token, its_kind in zip(tokens, types, strict=True) if its_kind == kind]
-        add([AddedToken(token, special=kind == CONTROL, normalized=False) for token in found])
+        add([AddedToken(token, special=kind == _CONTROL, normalized=False) for token in found])
     named = {name: tokens[number] for name, number in special.items()}
     bos = special.get("bos_token")
     if stored.fields.get("tokenizer.ggml.add_bos_token", is_sentencepiece) and bos is not None:
@@ -97,7 +93,7 @@ def _sentencepiece(stored: GgufFile, tokens: Sequence[str], types: Sequence[int]
     pieces = {
         token: score
         for token, score, kind in zip(tokens, scores, types, strict=True)
-        if kind in (NORMAL, USER_DEFINED)
+        if kind in (_NORMAL, _USER_DEFINED)
     }
     merges = [
         (piece[:cut], piece[cut:])
@@ -105,7 +101,7 @@ def _sentencepiece(stored: GgufFile, tokens: Sequence[str], types: Sequence[int]
         for cut in range(1, len(piece))
         if piece[:cut] in pieces and piece[cut:] in pieces
     ]
-    unknown = next((token for token, kind in zip(tokens, types, strict=True) if kind == UNKNOWN), None)
+    unknown = next((token for token, kind in zip(tokens, types, strict=True) if kind == _UNKNOWN), None)
     inner = Tokenizer(
         models.BPE(vocab=vocabulary, merges=merges, byte_fallback=True, unk_token=unknown, fuse_unk=True)
     )
@@ -150,7 +146,7 @@ def tokenizer_fields(tokenizer: "PreTrainedTokenizerBase", num_rows: int) -> dic
         "tokenizer.ggml.merges": merges,
         "tokenizer.ggml.add_bos_token": _adds_bos(tokenizer),
     }
-    for theirs, ours in SPECIAL_TOKENS.items():
+    for theirs, ours in _SPECIAL_TOKENS.items():
         if (number := getattr(tokenizer, f"{ours}_token_id")) is not None:
             fields[f"tokenizer.ggml.{theirs}_token_id"] = number
     if tokenizer.chat_template is not None:
@@ -196,7 +192,7 @@ def _cut(split: Mapping[str, Any]) -> str | None:
 def _vocabulary(stored: Mapping[str, Any], num_rows: int) -> tuple[list[str], list[int]]:
     """Tokens and their types by id; rows of the embeddings without a token have one that is not used."""
     known: dict[int, tuple[str, int]] = {
-        number: (token, NORMAL) for token, number in stored["model"]["vocab"].items()
+        number: (token, _NORMAL) for token, number in stored["model"]["vocab"].items()
     }
     is_changed = stored["normalizer"] is not None
     for token in stored["added_tokens"]:
@@ -206,10 +202,10 @@ def _vocabulary(stored: Mapping[str, Any], num_rows: int) -> tuple[list[str], li
                 f"its token {token['content']!r} takes spaces beside it along, or is found in normalized text, which "
                 "llama.cpp does not do"
             )
-        known[token["id"]] = (token["content"], CONTROL if token["special"] else USER_DEFINED)
+        known[token["id"]] = (token["content"], _CONTROL if token["special"] else _USER_DEFINED)
     if max(known) >= num_rows:
         raise cannot_write(f"its tokenizer has ids up to {max(known)}, and its embeddings {num_rows} rows")
-    rows = [known.get(number, (f"[PAD{number}]", UNUSED)) for number in range(num_rows)]
+    rows = [known.get(number, (f"[PAD{number}]", _UNUSED)) for number in range(num_rows)]
     return [token for token, _ in rows], [kind for _, kind in rows]
 
 
