@@ -4,7 +4,6 @@ import shutil
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, Self, cast
 
 import tinker
@@ -189,10 +188,8 @@ class LocalServiceClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close("success" if error is None else "errored")
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close("success" if kind is None else "errored")
 
     def close(
         self, status: Literal["success", "errored", "interrupted"] = "success", detail: str | None = None
@@ -277,9 +274,7 @@ class Switch:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.undo()
 
 
