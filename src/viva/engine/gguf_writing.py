@@ -78,12 +78,7 @@ def metadata_of_file(file: str | Path, name: str) -> Metadata:
 def metadata_of_model(
     config: "PretrainedConfig", tokenizer: "PreTrainedTokenizerBase", name: str
 ) -> Metadata:
-    """The fields of a GGUF file of a model of ``transformers`` with which llama.cpp computes the same.
-
-    Args:
-        config: The model's.
-        tokenizer: The model's.
-        name: Under which the file is shown.
+    """The fields of a GGUF file, shown as `name`, of a model of ``transformers``; llama.cpp computes the same with it.
 
     Raises:
         ValueError: Its architecture, one of its settings or its tokenizer is one that cannot be written exactly.
@@ -113,13 +108,9 @@ def metadata_of_model(
 
 
 def write_gguf(file: Path, module: "PreTrainedModel", metadata: Metadata, precision: str) -> None:
-    """Write a model, tensor by tensor; an output layer that is the embeddings is not written again.
+    """Write a model that is on the CPU, tensor by tensor, in one of `PRECISIONS`; a file that is there is replaced.
 
-    Args:
-        file: Is replaced.
-        module: On the CPU.
-        metadata: Of the same architecture and sizes.
-        precision: One of `PRECISIONS`.
+    The metadata are of the same architecture and sizes. An output layer that is the embeddings is not written again.
 
     Raises:
         ValueError: A weight is too large for float16.

@@ -88,12 +88,7 @@ Listener = Callable[[Drawn], None]
 def make_stop_rule(
     stop: str | Sequence[str] | Sequence[int] | None, base: BaseModel, also: Sequence[int] = ()
 ) -> StopRule:
-    """Read the ``stop`` field of ``SamplingParams``.
-
-    Args:
-        stop: The field.
-        base: The model.
-        also: Ids that end a sample beside it.
+    """Read the ``stop`` field of ``SamplingParams``; the ids `also` given end a sample beside it.
 
     Raises:
         ValueError: An empty string, a mixture of strings and ids, or an id the model does not have.
@@ -130,8 +125,8 @@ class PromptScoring:
 
 
 def make_scoring(
-    num_tokens: int,
-    vocab_size: int,
+    tokens: np.ndarray,
+    base: BaseModel,
     *,
     logprobs: bool,
     topk: int = 0,
@@ -139,6 +134,7 @@ def make_scoring(
     targets: tinker.TensorData | None = None,
 ) -> PromptScoring | None:
     """Check what a request asks to know about its prompt, by a `ValueError`; ``None`` if nothing."""
+    num_tokens = len(tokens)
     if topk < 0:
         raise ValueError(f"topk_prompt_logprobs must be at least 0, not {topk}.")
     if last_n is not None and not logprobs:
@@ -159,8 +155,8 @@ def make_scoring(
                 f"target_prompt_logprobs must be int64 of shape [{num_tokens - 1}, K] for this prompt, not "
                 f"{targets.dtype} of shape {list(ids.shape)}."
             )
-        if ids.min(initial=-1) < -1 or ids.max(initial=-1) >= vocab_size:
-            raise ValueError(f"target_prompt_logprobs has ids outside -1 to {vocab_size - 1}.")
+        if ids.min(initial=-1) < -1 or ids.max(initial=-1) >= base.vocab_size:
+            raise ValueError(f"target_prompt_logprobs has ids outside -1 to {base.vocab_size - 1}.")
     if not logprobs and not topk and ids is None:
         return None
     first = 1 if last_n is None else num_tokens - last_n

@@ -112,8 +112,8 @@ class LocalSamplingClient:
         )
         tokens = token_array(prompt, self._base)
         scoring = make_scoring(
-            len(tokens),
-            self._base.vocab_size,
+            tokens,
+            self._base,
             logprobs=include_prompt_logprobs,
             topk=topk_prompt_logprobs,
             last_n=prompt_logprobs_last_n,
@@ -134,24 +134,18 @@ class LocalSamplingClient:
         topk_sample_logprobs: int = 0,
         topk_prompt_logprobs: int | None = None,
     ) -> LocalFuture[tinker.SampleResponse]:
-        """`sample`, which also hands on every token as it is drawn. Servers of Tinker have nothing like it.
+        """`sample`, whose `listener` also gets every token as it is drawn. Servers of Tinker have nothing like it.
 
-        Args:
-            prompt: Tokens.
-            num_samples: Independent samples.
-            sampling_params: As for `sample`.
-            listener: Gets every token.
-            stop_ids: Token ids that end a sample beside those or the strings of ``sampling_params.stop``.
-            topk_sample_logprobs: Alternatives to report at each sampled position.
-            topk_prompt_logprobs: Score the prompt's tokens, with so many alternatives; ``None`` scores nothing.
+        The `stop_ids` end a sample beside the ids or strings of ``sampling_params.stop``. With `topk_prompt_logprobs`
+        the prompt's tokens are scored, with so many alternatives to each.
 
         Raises:
             ValueError: A setting that makes no sense, with what is allowed.
         """
         tokens = token_array(prompt, self._base)
         scoring = make_scoring(
-            len(tokens),
-            self._base.vocab_size,
+            tokens,
+            self._base,
             logprobs=topk_prompt_logprobs is not None,
             topk=topk_prompt_logprobs or 0,
         )
@@ -174,9 +168,7 @@ class LocalSamplingClient:
             ValueError: An empty prompt, or ``prompt_logprobs_last_n`` out of range.
         """
         tokens = token_array(prompt, self._base)
-        scoring = make_scoring(
-            len(tokens), self._base.vocab_size, logprobs=True, last_n=prompt_logprobs_last_n
-        )
+        scoring = make_scoring(tokens, self._base, logprobs=True, last_n=prompt_logprobs_last_n)
         response = self._submit(tokens, None, 1, 0, scoring)
         return response.map(lambda value: value.prompt_logprobs or [])
 
