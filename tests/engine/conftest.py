@@ -9,6 +9,7 @@ import pytest
 from tiny_engine import make_model
 
 from viva.engine import EngineLimits, LocalServiceClient
+from viva.engine.attention import RaggedCache
 
 
 @pytest.fixture(scope="session")
@@ -56,3 +57,16 @@ def cramped_service() -> LocalServiceClient:
         merged_models=1,
     )
     return LocalServiceClient(device="cpu", limits=limits)
+
+
+@pytest.fixture
+def fed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """Shapes of the tokens of every forward pass of a decoder."""
+    found, forward = list[tuple[int, ...]](), RaggedCache.forward
+
+    def counting(cache: RaggedCache, module: Any, tokens: Any, **where: Any) -> Any:
+        found.append(tuple(tokens.shape))
+        return forward(cache, module, tokens, **where)
+
+    monkeypatch.setattr(RaggedCache, "forward", counting)
+    return found

@@ -152,7 +152,7 @@ def test_tensors_say_that_they_are_torchs_as_other_programs_ask(tmp_path: Path) 
         assert file.metadata() == {"format": "pt"}
 
 
-@pytest.mark.parametrize("format_", [0, 3, None, "2"])
+@pytest.mark.parametrize("format_", [0, 3, 99, None, "2"])
 def test_only_known_formats_are_read(saved: Path, format_: Any) -> None:
     manifest = json.loads((saved / MANIFEST).read_text()) | {"format": format_}
     (saved / MANIFEST).write_text(json.dumps(sealed(manifest)))
@@ -173,13 +173,23 @@ def test_a_seal_is_of_the_content_and_not_of_its_order() -> None:
         unsealed(content | {SEAL: "0"}, "the line")
 
 
-@pytest.mark.parametrize("name", ["a" * 128, "console", "com", "xcon", "con-x", "a.con", "_", "0"])
-def test_names_at_the_edge_of_what_is_allowed_are_names(name: str) -> None:
+NAMES = [
+    *("step_000012", "a", "A-b.c", "000010"),
+    *("a" * 128, "console", "com", "xcon", "con-x", "a.con", "_", "0"),
+]
+NO_NAMES = [
+    *("", "..", "a/b", "a..b", ".hidden", "a b", "a\n", "ü", "tinker://x", "a\x00", "a\\b", "a."),
+    *("a" * 129, "CON", "Com1", "LPT9.x", "aux", "nul.x", "prn.a.b", ".", "-/"),
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_up_to_the_edge_of_what_is_allowed_are_names(name: str) -> None:
     assert check_name(name) == name
 
 
-@pytest.mark.parametrize("name", ["a" * 129, "Com1", "LPT9.x", "aux", "prn.a.b", "a.", ".", "-/"])
-def test_names_beyond_it_are_none(name: str) -> None:
+@pytest.mark.parametrize("name", NO_NAMES)
+def test_names_that_could_leave_their_folder_or_are_not_portable_are_none(name: str) -> None:
     with pytest.raises(ValueError, match="is not a checkpoint name"):
         check_name(name)
 

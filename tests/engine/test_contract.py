@@ -142,8 +142,6 @@ def test_a_reply_that_ends_at_the_stop_token_is_parsed_as_ended(trainer: LocalTr
 
 
 def test_supervised_data_of_the_cookbook_train(trainer: LocalTrainingClient) -> None:
-    import torch
-
     text = QUESTION + list(b"yes, gladly\n")
     weights = torch.tensor([0.0] * len(QUESTION) + [1.0] * (len(text) - len(QUESTION)))
     datum = datum_from_model_input_weights(ints(text), weights, max_length=64)

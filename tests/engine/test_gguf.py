@@ -182,7 +182,7 @@ def test_pieces_of_sentencepiece_are_merged_by_score(tmp_path: Path, space_prefi
 
 def test_tokens_without_types_are_plain_and_pieces_without_scores_are_refused() -> None:
     fields: dict[str, Any] = {"tokenizer.ggml.tokens": ["a", "b", "ab"], "tokenizer.ggml.merges": ["a b"]}
-    stored: Any = SimpleNamespace(field=fields.get)
+    stored: Any = SimpleNamespace(fields=fields)
     assert read_tokenizer(stored).encode("abb") == [2, 1]
     fields["tokenizer.ggml.model"] = "llama"
     with pytest.raises(ValueError, match="3 pieces and 0 scores"):

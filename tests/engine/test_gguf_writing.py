@@ -133,7 +133,7 @@ def test_a_model_of_transformers_has_the_same_ids_logits_and_template(
     family = {"qwen2": "qwen2", "gpt-2": "qwen3"}.get(pre, "llama")
     model, tokenizer = small_model(family), make_tokenizer(pre, bos=bos)
     file = written(tmp_path / "model.gguf", model, tokenizer)
-    assert read_gguf(file).field("tokenizer.ggml.pre") == pre
+    assert read_gguf(file).fields["tokenizer.ggml.pre"] == pre
     unpacked: Any = AutoModelForCausalLM.from_pretrained(gguf_folder(file))
     assert torch.equal(logits(unpacked), logits(model))
     read = AutoTokenizer.from_pretrained(gguf_folder(file))

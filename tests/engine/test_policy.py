@@ -259,7 +259,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(bad: float) -> None:
     set_gradients(parameters, 0)
     optimizer.step(tinker.AdamParams())
     before = {name: parameter.detach().clone() for name, parameter in parameters.items()}
-    state = {name: value.clone() for name, value in optimizer.state().items()}
+    state = {name: value.clone() for name, value in optimizer.moments.items()}
     set_gradients(parameters, 1)
     assert parameters["b"].grad is not None
     parameters["b"].grad[0, 0] = bad
@@ -267,7 +267,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(bad: float) -> None:
         optimizer.step(tinker.AdamParams())
     assert optimizer.num_steps == 1
     assert all(torch.equal(parameters[name], value) for name, value in before.items())
-    assert all(torch.equal(optimizer.state()[name], value) for name, value in state.items())
+    assert all(torch.equal(optimizer.moments[name], value) for name, value in state.items())
 
 
 def test_a_restored_optimizer_goes_on_bit_for_bit() -> None:
@@ -278,7 +278,7 @@ def test_a_restored_optimizer_goes_on_bit_for_bit() -> None:
             set_gradients(parameters, number)
             stepper.step(tinker.AdamParams(learning_rate=0.1))
     resumed = AdamW(first)
-    resumed.load(started.state(), started.num_steps)
+    resumed.load(started.moments, started.num_steps)
     for parameters, stepper in ((whole, optimizer), (first, resumed)):
         set_gradients(parameters, 7)
         stepper.step(tinker.AdamParams(learning_rate=0.1))

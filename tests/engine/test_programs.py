@@ -14,7 +14,6 @@ import tinker
 from tiny_engine import ints, params, run, supervised, train
 
 from viva.engine import EngineLimits, LocalSamplingClient, LocalServiceClient, decoder
-from viva.engine.attention import RaggedCache
 from viva.engine.requests import block_digests
 from viva.engine.sequences import PrefixCache, SequenceTable
 
@@ -155,16 +154,9 @@ def test_rows_that_begin_alike_hold_one_copy_of_their_beginning(
 
 
 def test_a_groups_prompt_is_computed_once(
-    service: LocalServiceClient, model_dir: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+    service: LocalServiceClient, model_dir: Callable[[str], str], fed: list[tuple[int, ...]]
 ) -> None:
     client = service.create_sampling_client(base_model=model_dir("qwen3"))
-    forward, fed = RaggedCache.forward, list[tuple[int, ...]]()
-
-    def counting(cache: RaggedCache, module: Any, tokens: Any, **where: Any) -> Any:
-        fed.append(tuple(tokens.shape))
-        return forward(cache, module, tokens, **where)
-
-    monkeypatch.setattr(RaggedCache, "forward", counting)
     prompt = list(range(30))
     futures = [client.sample(ints(prompt), 5, params(max_tokens=3, seed=seed)) for seed in range(2)]
     for future in futures:
@@ -253,7 +245,7 @@ def test_the_check_fails_if_snapshots_are_not_kept_apart(
 ) -> None:
     everyones = PrefixCache(2**28)
     monkeypatch.setattr(SequenceTable, "forget", lambda table: setattr(table, "_stored", everyones))
-    for module in ("requests", "sequences"):
+    for module in ("sampling_client", "sequences"):
         monkeypatch.setattr(
             f"viva.engine.{module}.block_digests", lambda tokens, client: block_digests(tokens)
         )

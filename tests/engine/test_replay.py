@@ -45,7 +45,7 @@ class Tape(TorchDispatchMode):
                     old.copy_(new)
 
 
-class TapeRecorder:
+class TapeRecorder(replay.Recorder):
     """Records on a CPU."""
 
     def __init__(self) -> None:
@@ -213,7 +213,7 @@ def test_few_recordings_are_kept(model_dir: Callable[[str], str], monkeypatch: p
 
 
 def test_a_gpu_that_cannot_record_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
-    recorder = replay.GraphRecorder(torch.device("cuda"))
+    recorder = replay.Recorder(torch.device("cuda"))
     with caplog.at_level(logging.WARNING):
         recorder.give_up("it is too old")
         recorder.give_up("it is too old")
@@ -263,7 +263,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_a_graph_is_recorded_beside_the_stream_that_waits_for_it(events: list[str]) -> None:
-    recorder, outputs = replay.GraphRecorder(torch.device("cuda")), iter(torch.eye(2))
+    recorder, outputs = replay.Recorder(torch.device("cuda")), iter(torch.eye(2))
 
     def run() -> torch.Tensor:
         events.append("run")
@@ -294,5 +294,5 @@ def test_a_recording_that_fails_is_ended(events: list[str]) -> None:
         return torch.zeros(1)
 
     with pytest.raises(RuntimeError, match="it waits"):
-        replay.GraphRecorder(torch.device("cuda")).record(run)
+        replay.Recorder(torch.device("cuda")).record(run)
     assert events[-2:] == ["end", "main waits for side"]

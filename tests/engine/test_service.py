@@ -288,8 +288,6 @@ def test_a_service_of_one_run_saves_in_its_folder_and_goes_on_there(
 def test_a_base_model_that_has_moved_can_be_named(
     saving_service: LocalServiceClient, model_dir: Callable[[str], str], tmp_path: Path
 ) -> None:
-    import shutil
-
     old, new = tmp_path / "old", tmp_path / "new"
     shutil.copytree(model_dir("qwen3"), old)
     trainer = make(saving_service, str(old))

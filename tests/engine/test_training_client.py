@@ -1,4 +1,6 @@
+import asyncio
 import copy
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -408,8 +410,6 @@ def test_what_a_client_says_about_itself(
 
 
 def test_two_async_programs_give_the_same_bits(model_dir: Callable[[str], str]) -> None:
-    import asyncio
-
     async def program(jitter: float) -> list[Any]:
         service = LocalServiceClient(device="cpu", seed=4)
         trainer = await service.create_lora_training_client_async(model_dir("qwen3"), rank=4)
@@ -419,8 +419,6 @@ def test_two_async_programs_give_the_same_bits(model_dir: Callable[[str], str]) 
             tokens, logprobs = list(TEXTS[number % 3]), list[float]()
             for turn in range(3):
                 if jitter:
-                    import time
-
                     time.sleep(jitter * ((number * 7 + turn) % 5))
                 response = await sampler.sample(ints(tokens), 1, params(max_tokens=3 + number, seed=None))
                 tokens += response.sequences[0].tokens

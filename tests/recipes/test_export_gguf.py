@@ -84,7 +84,7 @@ def test_the_command_writes_what_the_file_said_and_a_card(
     if base.is_file():
         new, old = GgufFile(file), GgufFile(base)
         assert new.typed_fields.items() >= old.typed_fields.items()
-    assert GgufFile(file).field("general.name") == "mine"
+    assert GgufFile(file).fields["general.name"] == "mine"
     assert logprobs_of(loaded(file)) == pytest.approx(expected(trained, 3), abs=0.2)
     card = (tmp_path / "new" / "mine.md").read_text()
     assert yaml.safe_load(card.split("---\n")[1])["library_name"] == "gguf"

@@ -12,6 +12,7 @@ from torch import nn
 
 _SMALLEST_EPS = torch.finfo(torch.float32).tiny
 """Anything less is 0 in float32, and a gradient of 0 would be divided by it."""
+_KINDS = ("mean", "square")
 
 
 def check_adam(params: AdamParams) -> None:
@@ -34,8 +35,8 @@ class AdamW:
     def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
         self._parameters = dict(parameters)
         self.num_steps = 0
-        self._means: dict[str, torch.Tensor] = {}
-        self._squares: dict[str, torch.Tensor] = {}
+        self.moments: dict[str, torch.Tensor] = {}
+        """By ``mean.<parameter>`` and ``square.<parameter>``."""
 
     def step(self, params: AdamParams) -> dict[str, float]:
         """Update the parameters from their gradients; gradients are left as they are.
@@ -66,10 +67,10 @@ class AdamW:
 
     def _update(self, name: str, gradient: torch.Tensor, params: AdamParams) -> None:
         parameter = self._parameters[name]
-        if name not in self._means:
-            self._means[name] = torch.zeros_like(parameter)
-            self._squares[name] = torch.zeros_like(parameter)
-        mean, square = self._means[name], self._squares[name]
+        keys = [f"{kind}.{name}" for kind in _KINDS]
+        if keys[0] not in self.moments:
+            self.moments |= {key: torch.zeros_like(parameter) for key in keys}
+        mean, square = (self.moments[key] for key in keys)
         if params.weight_decay:
             parameter.mul_(1 - params.learning_rate * params.weight_decay)
         mean.lerp_(gradient, 1 - params.beta1)
@@ -77,20 +78,15 @@ class AdamW:
         corrected = (square.sqrt() / (1 - params.beta2**self.num_steps) ** 0.5).add_(params.eps)
         parameter.addcdiv_(mean, corrected, value=-params.learning_rate / (1 - params.beta1**self.num_steps))
 
-    def state(self) -> dict[str, torch.Tensor]:
-        """Moments by ``mean.<parameter>`` and ``square.<parameter>``."""
-        means = {f"mean.{name}": tensor for name, tensor in self._means.items()}
-        return means | {f"square.{name}": tensor for name, tensor in self._squares.items()}
-
-    def load(self, state: Mapping[str, torch.Tensor], num_steps: int) -> None:
-        """Take over a stored state; `ValueError` if it belongs to other parameters."""
-        allowed = {f"{kind}.{name}" for kind in ("mean", "square") for name in self._parameters}
-        foreign = sorted(set(state) - allowed)
+    def load(self, moments: Mapping[str, torch.Tensor], num_steps: int) -> None:
+        """Take over stored moments; `ValueError` if they belong to other parameters."""
+        owners = {f"{kind}.{name}": each for kind in _KINDS for name, each in self._parameters.items()}
+        foreign = sorted(set(moments) - set(owners))
         if foreign:
             raise ValueError(f"The optimiser state has parameters this model does not train: {foreign[:3]}.")
         self.num_steps = num_steps
-        for kind, target in (("mean", self._means), ("square", self._squares)):
-            target.clear()
-            for name, parameter in self._parameters.items():
-                if f"{kind}.{name}" in state:
-                    target[name] = state[f"{kind}.{name}"].to(parameter.device, parameter.dtype).clone()
+        self.moments = {
+            key: moments[key].to(owner.device, owner.dtype).clone()
+            for key, owner in owners.items()
+            if key in moments
+        }

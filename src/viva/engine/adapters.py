@@ -199,16 +199,12 @@ def adaptable(module: "PreTrainedModel", rows: AdapterRows) -> "PreTrainedModel"
     pack_linears(fuse_layers(module, join), join)
     for layer in module.modules():
         if isinstance(layer, nn.Linear):  # one that cannot be packed
-            layer.register_forward_hook(_Adding(rows, named[layer]))
+            layer.register_forward_hook(partial(_add_behind, rows=rows, name=named[layer]))
     return module
 
 
-class _Adding:
+def _add_behind(
+    layer: nn.Linear, inputs: tuple[torch.Tensor], output: torch.Tensor, *, rows: AdapterRows, name: str
+) -> torch.Tensor:
     """A forward hook that adds the low-rank part behind a layer that stays as it is."""
-
-    def __init__(self, rows: AdapterRows, name: str) -> None:
-        self._rows = rows
-        self._name = name
-
-    def __call__(self, layer: nn.Linear, inputs: tuple[torch.Tensor], output: torch.Tensor) -> torch.Tensor:
-        return self._rows.add(output, inputs[0], (self._name,), (layer.out_features,))
+    return rows.add(output, inputs[0], (name,), (layer.out_features,))

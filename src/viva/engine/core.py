@@ -1,10 +1,12 @@
 """The engine that the clients of one service share: the pump, training operations, loaded and merged models."""
 
 import hashlib
+import itertools
 import os
 import re
-from collections import OrderedDict
-from collections.abc import Callable
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +22,7 @@ from viva.engine.layers import fuse_layers
 from viva.engine.linear import pack_linears
 from viva.engine.model import BaseModel, cast_weights, load_base_model
 from viva.engine.policy import Snapshot
-from viva.engine.replay import GraphRecorder, Recorder, check_replays
+from viva.engine.replay import Recorder, check_replays
 from viva.engine.scheduler import EngineLimits, OperationQueue, Pump
 from viva.model_files import is_inside
 
@@ -39,44 +41,36 @@ class Source:
     """``None`` where the decoder's weights are the snapshot's own."""
 
 
+@dataclass(kw_only=True, eq=False)
 class Core:
-    """One engine: a device, one pump, and everything that is shared between clients."""
+    """One engine: a device, one pump, and everything that is shared between clients. See `LocalServiceClient`."""
 
-    def __init__(
-        self,
-        *,
-        device: torch.device,
-        dtype: torch.dtype,
-        decode_dtype: torch.dtype,
-        state_dir: Path | None,
-        one_run: bool,
-        seed: int,
-        limits: EngineLimits,
-        shared_batch: bool = False,
-    ) -> None:
-        self.device = device
-        self.dtype = dtype
-        self._decode_dtype = decode_dtype
-        self.limits = limits
+    device: torch.device
+    dtype: torch.dtype
+    decode_dtype: torch.dtype
+    state_dir: Path | None
+    one_run: bool
+    seed: int
+    limits: EngineLimits
+    shared_batch: bool = False
+
+    def __post_init__(self) -> None:
         self.pump = Pump()
         self.operations = OperationQueue(self.pump, self._forget_prefixes)
         self._decoders: WeakSet[Decoder] = WeakSet()
-        self._shared: dict[int, Decoder] | None = {} if shared_batch else None
+        self._shared: dict[int, Decoder] | None = {} if self.shared_batch else None
         """By the id of their base, decoders of all its adapters."""
-        self._state_dir = state_dir
-        self._one_run = one_run
-        self._seed = seed
-        self._counts: dict[str, int] = {}
+        self._counts: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
         self._owners: dict[Path, str] = {}
         """Training clients by the checkpoints that they saved."""
         self._models: dict[str, BaseModel] = {}
         self._copies: OrderedDict[int, PreTrainedModel] = OrderedDict()
-        self._recorder: Recorder | None = GraphRecorder(device) if device.type == "cuda" else None
+        self._recorder = Recorder(self.device) if self.device.type == "cuda" else None
 
     @property
     def precision(self) -> str:
         """The compute dtype, for instance ``float32``."""
-        base, decoded = (str(dtype).removeprefix("torch.") for dtype in (self.dtype, self._decode_dtype))
+        base, decoded = (str(dtype).removeprefix("torch.") for dtype in (self.dtype, self.decode_dtype))
         return base if base == decoded else f"{base}, sampled in {decoded}"
 
     @property
@@ -114,20 +108,17 @@ class Core:
         Raises:
             ValueError: The service was made without ``state_dir``.
         """
-        if self._state_dir is None:
+        if self.state_dir is None:
             raise ValueError("There is nowhere to save to. Give LocalServiceClient a state_dir.")
-        if self._one_run:
-            return self._state_dir
-        self._state_dir.mkdir(parents=True, exist_ok=True)
-        found = [_CLIENT_FOLDER.fullmatch(path.name) for path in self._state_dir.iterdir()]
-        number = 1 + max((int(match[1]) for match in found if match), default=-1)
+        if self.one_run:
+            return self.state_dir
+        self.state_dir.mkdir(parents=True, exist_ok=True)
+        found = [_CLIENT_FOLDER.fullmatch(path.name) for path in self.state_dir.iterdir()]
+        free = itertools.count(1 + max((int(match[1]) for match in found if match), default=-1))
         while True:
-            folder = self._state_dir / f"client-{number:06d}"
-            try:
+            folder = self.state_dir / f"client-{next(free):06d}"
+            with suppress(FileExistsError):  # another process took it meanwhile
                 folder.mkdir()
-            except FileExistsError:  # another process took it meanwhile
-                number += 1
-            else:
                 return folder
 
     def claim_name(self, path: Path, model_id: str) -> None:
@@ -141,37 +132,35 @@ class Core:
 
     def check_own(self, path: Path) -> None:
         """Refuse a path that is not in the service's ``state_dir``, all links followed, by a `ValueError`."""
-        if self._state_dir is None or not is_inside(path, self._state_dir):
+        if self.state_dir is None or not is_inside(path, self.state_dir):
             raise ValueError(
-                f"{str(path)!r} is not in this service's state_dir, {str(self._state_dir)!r}, all links followed. What "
+                f"{str(path)!r} is not in this service's state_dir, {str(self.state_dir)!r}, all links followed. What "
                 "lies elsewhere is neither written nor deleted: give the state_dir it belongs to."
             )
 
-    def count(self, *key: str | int) -> int:
+    def count(self, key: str) -> int:
         """Count a key; returns how often it was counted before."""
-        text = "/".join(map(str, key))
-        self._counts[text] = self._counts.get(text, -1) + 1
-        return self._counts[text]
+        return next(self._counts[key])
 
     def derived_seed(self, *key: str | int) -> int:
         """A seed that depends on the service's seed and the key alone, in ``[0, 2**63)``."""
-        text = "/".join(map(str, (self._seed, *key)))
+        text = "/".join(map(str, (self.seed, *key)))
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
     def new_source(self, snapshot: Snapshot) -> Source:
         """A decoder for a snapshot: of its own, which merges it when it is first asked, or that of its base."""
         if self._shared is None or not snapshot.is_adapter:
             decoder = self._new_decoder(
-                lambda: pack_linears(fuse_layers(cast_weights(snapshot.merged(), self._decode_dtype)))
+                lambda: pack_linears(fuse_layers(cast_weights(snapshot.merged(), self.decode_dtype)))
             )
             return Source(decoder=decoder, adapter=None)
         base = snapshot.base
         if id(base) not in self._shared:
             rows = AdapterRows()
             self._shared[id(base)] = self._new_decoder(
-                lambda: adaptable(cast_weights(base.decode_copy(), self._decode_dtype), rows), rows
+                lambda: adaptable(cast_weights(base.decode_copy(), self.decode_dtype), rows), rows
             )
-        adapter = Adapter(snapshot.weights, snapshot.scale, self._decode_dtype)
+        adapter = Adapter(snapshot.weights, snapshot.scale, self.decode_dtype)
         return Source(decoder=self._shared[id(base)], adapter=adapter)
 
     def _new_decoder(

@@ -150,7 +150,7 @@ class Decoder:
             if request.waiting and not samples:
                 break
             free -= samples
-            key = (request.name.client, request.fed.tobytes(), request.reusable)
+            key = (request.client, request.fed.tobytes(), request.reusable)
             if key not in prompts:
                 past, source = self._running.lookup(request)
                 prompts[key] = Prompt(requests=[], samples=[], past=past, source=source)

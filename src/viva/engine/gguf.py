@@ -8,6 +8,7 @@ pre-tokenizer (how text is cut before byte-pair merges, ``tokenizer.ggml.pre``) 
 import hashlib
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -19,9 +20,9 @@ from viva.engine.gguf_file import (
     PARAMETERS,
     ROPE_FACTORS,
     GgufFile,
+    llama_3_factors,
     pre_name,
     read_gguf,
-    tensor_parts,
 )
 from viva.engine.gguf_tokenizer import read_tokenizer, special_ids
 from viva.engine.loading import load_errors
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     import numpy as np
     from transformers import PretrainedConfig
 
+_TENSOR = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<module>\w+)\.(?P<kind>weight|bias)")
 _FORMAT = 2
 """Part of the unpacked folder's name; it changes when a file is unpacked in another way."""
 
@@ -83,17 +85,18 @@ def _save_model(stored: GgufFile, folder: Path) -> None:
     from safetensors.numpy import save_file
 
     config = _config(stored)
-    architecture = ARCHITECTURES[stored.field("general.architecture")]
+    architecture = ARCHITECTURES[stored.fields["general.architecture"]]
     weights: dict[str, np.ndarray] = {}
     for name, tensor in stored.tensors.items():
         if name == ROPE_FACTORS:
             continue
-        layer, short, kind = tensor_parts(name) or (None, "", "")
-        if short not in architecture.modules:
+        found = _TENSOR.fullmatch(name)
+        if found is None or found["module"] not in architecture.modules:
             raise ValueError(f"it has a tensor {name!r}, which its architecture here does not know")
-        array = architecture.from_file(stored.floats(tensor), short, config)
-        place = "" if layer is None else f"model.layers.{layer}."
-        weights[f"{place}{architecture.modules[short]}.{kind}"] = np.ascontiguousarray(array)
+        array = architecture.from_file(stored.floats(tensor), found["module"], config)
+        place = "" if found["layer"] is None else f"model.layers.{found['layer']}."
+        module = architecture.modules[found["module"]]
+        weights[f"{place}{module}.{found['kind']}"] = np.ascontiguousarray(array)
     file = folder / "model.safetensors"
     save_file(weights, file, metadata={"format": "pt"})
     config.save_pretrained(folder)
@@ -103,13 +106,13 @@ def _save_model(stored: GgufFile, folder: Path) -> None:
 def _config(stored: GgufFile) -> "PretrainedConfig":
     from transformers import AutoConfig
 
-    architecture = stored.field("general.architecture")
+    architecture = stored.fields["general.architecture"]
     options = {
-        ours: stored.field(f"{architecture}.{theirs}")
+        ours: stored.fields[f"{architecture}.{theirs}"]
         for theirs, ours in PARAMETERS.items()
         if f"{architecture}.{theirs}" in stored.fields
     }
-    if (scaling := stored.field(f"{architecture}.rope.scaling.type", "none")) != "none":
+    if (scaling := stored.fields.get(f"{architecture}.rope.scaling.type", "none")) != "none":
         raise ValueError(f"it scales rotary frequencies by {scaling!r}, which is not supported")
     options.setdefault("head_dim", options["hidden_size"] // options["num_attention_heads"])
     options |= {f"{name}_id": number for name, number in special_ids(stored).items()}
@@ -135,13 +138,13 @@ def _config(stored: GgufFile) -> "PretrainedConfig":
 def _gemma_3(stored: GgufFile, options: Mapping[str, Any]) -> dict[str, object]:
     """Settings of Gemma 3 that llama.cpp has built in: five layers in six see a window of text."""
     layers, size = options["num_hidden_layers"], options["head_dim"]
-    pattern = stored.field("gemma3.attention.sliding_window_pattern", 6)
+    pattern = stored.fields.get("gemma3.attention.sliding_window_pattern", 6)
     sees_window = pattern if isinstance(pattern, list) else [(i + 1) % pattern > 0 for i in range(layers)]
     is_27b = layers == 62
     return {
-        "sliding_window": stored.field("gemma3.attention.sliding_window"),
+        "sliding_window": stored.fields.get("gemma3.attention.sliding_window"),
         "layer_types": ["sliding_attention" if each else "full_attention" for each in sees_window],
-        "rope_local_base_freq": stored.field("gemma3.rope.freq_base_swa", 10_000.0),
+        "rope_local_base_freq": stored.fields.get("gemma3.rope.freq_base_swa", 10_000.0),
         "query_pre_attn_scalar": options["hidden_size"] // options["num_attention_heads"] if is_27b else size,
     }
 
@@ -149,9 +152,7 @@ def _gemma_3(stored: GgufFile, options: Mapping[str, Any]) -> dict[str, object]:
 def _scale_rotation(config: "PretrainedConfig", factors: "np.ndarray") -> None:
     """Give the configuration the scaling of Llama 3.1 and later that has these factors; `ValueError` if none has."""
     import torch
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    plain = config.rope_parameters["rope_theta"] ** -(torch.arange(0, config.head_dim, 2) / config.head_dim)
     config.rope_parameters |= {
         "rope_type": "llama3",
         "factor": float(factors.max()),
@@ -159,6 +160,5 @@ def _scale_rotation(config: "PretrainedConfig", factors: "np.ndarray") -> None:
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192,
     }
-    scaled = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))[0]
-    if not torch.allclose(plain / scaled, torch.tensor(factors), rtol=1e-3):
+    if not torch.allclose(llama_3_factors(config, config.head_dim), torch.tensor(factors), rtol=1e-3):
         raise ValueError(f"its {ROPE_FACTORS} is not the scaling of Llama 3, and no other one is supported")

@@ -4,7 +4,6 @@ The file is read here; the ``gguf`` package dequantises the weights.
 """
 
 import math
-import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     import numpy as np
+    import torch
     from transformers import PretrainedConfig
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -126,14 +126,9 @@ ARCHITECTURES = {
     ),
 }
 """By ``general.architecture``. Mistral's models are stored as ``llama``."""
-_TENSOR = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<module>\w+)\.(?P<kind>weight|bias)")
 ROPE_FACTORS = "rope_freqs.weight"
-SPECIAL_TOKENS = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
-"""In the middle of ``tokenizer.ggml.*_token_id``: what the token is called in ``transformers``."""
 SENTENCEPIECE = "llama"
 """The ``tokenizer.ggml.model`` of pieces of SentencePiece, which are merged by score."""
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = range(1, 6)
-"""Values of ``tokenizer.ggml.token_type``."""
 _NUMBERS = {
     kind: struct.Struct(f"<{code}") for kind, code in zip((*range(8), 10, 11, 12), "BbHhIif?Qqd", strict=True)
 }
@@ -185,15 +180,11 @@ class GgufFile:
         num_tensors, num_fields = self._number(_UINT64), self._number(_UINT64)
         self.typed_fields = dict(self._field() for _ in range(num_fields))
         """Metadata by its key."""
-        self.fields = {key: field.value for key, field in self.typed_fields.items()}
+        self.fields: dict[str, Any] = {key: field.value for key, field in self.typed_fields.items()}
         """Values of the metadata by its key."""
         self.tensors = dict(self._tensor() for _ in range(num_tensors))
         alignment = int(self.fields.get("general.alignment", 32))
         self._data = -(-self._place // alignment) * alignment
-
-    def field(self, key: str, default: object = None) -> Any:
-        """The value of a key."""
-        return self.fields.get(key, default)
 
     def floats(self, tensor: Tensor) -> "np.ndarray":
         """The tensor as a float32 NumPy array."""
@@ -252,11 +243,8 @@ def read_gguf(path: Path) -> GgufFile:
         raise ValueError(
             f"{str(path)!r} is no GGUF file that can be read ({error}); fetch it anew"
         ) from error
-    architecture, model, pre = (
-        stored.field("general.architecture"),
-        stored.field("tokenizer.ggml.model"),
-        pre_name(stored),
-    )
+    architecture, model = (stored.fields.get(key) for key in ("general.architecture", "tokenizer.ggml.model"))
+    pre = pre_name(stored)
     if architecture not in ARCHITECTURES:
         raise ValueError(
             f"{str(path)!r} holds a model of architecture {architecture!r}; GGUF files are read of "
@@ -273,13 +261,16 @@ def read_gguf(path: Path) -> GgufFile:
 
 def pre_name(stored: GgufFile) -> str:
     """The name of the pre-tokenizer."""
-    return str(stored.field("tokenizer.ggml.pre", "gpt-2"))
+    return str(stored.fields.get("tokenizer.ggml.pre", "gpt-2"))
 
 
-def tensor_parts(name: str) -> tuple[str | None, str, str] | None:
-    """Layer (if it is of one), module, and ``weight`` or ``bias`` of a tensor's name."""
-    found = _TENSOR.fullmatch(name)
-    return None if found is None else (found["layer"], found["module"], found["kind"])
+def llama_3_factors(config: "PretrainedConfig", head_size: int) -> "torch.Tensor":
+    """Divisors of the rotary frequencies in the scaling of Llama 3.1 and later, half as many as a head's dimensions."""
+    import torch
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    plain = config.rope_parameters["rope_theta"] ** -(torch.arange(0, head_size, 2) / head_size)
+    return plain / ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))[0]
 
 
 def cannot_write(reason: str) -> ValueError:

@@ -5,14 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from viva.engine.gguf_file import (
-    CONTROL,
-    NORMAL,
     PRE_TOKENIZERS,
     SENTENCEPIECE,
-    SPECIAL_TOKENS,
-    UNKNOWN,
-    UNUSED,
-    USER_DEFINED,
     GgufFile,
     PreTokenizer,
     cannot_write,
@@ -23,6 +17,10 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerBase
 
+_SPECIAL_TOKENS = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
+"""In the middle of ``tokenizer.ggml.*_token_id``: what the token is called in ``transformers``."""
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = range(1, 6)
+"""Values of ``tokenizer.ggml.token_type``."""
 _SPACE = "\u2581"
 """The character that stands for a space in pieces of SentencePiece."""
 _MERGER: dict[str, tuple[object, ...]] = {
@@ -37,8 +35,8 @@ _MERGER: dict[str, tuple[object, ...]] = {
 
 def special_ids(stored: GgufFile) -> dict[str, int]:
     """Ids of ``bos_token``, ``eos_token``, ``unk_token`` and ``pad_token``, those that the file names."""
-    found = {short: stored.field(f"tokenizer.ggml.{name}_token_id") for name, short in SPECIAL_TOKENS.items()}
-    return {f"{short}_token": int(number) for short, number in found.items() if number is not None}
+    keys = {short: f"tokenizer.ggml.{name}_token_id" for name, short in _SPECIAL_TOKENS.items()}
+    return {f"{short}_token": int(stored.fields[key]) for short, key in keys.items() if key in stored.fields}
 
 
 def read_tokenizer(stored: GgufFile) -> "PreTrainedTokenizerBase":
@@ -47,22 +45,22 @@ def read_tokenizer(stored: GgufFile) -> "PreTrainedTokenizerBase":
     from transformers import PreTrainedTokenizerFast
 
     special = special_ids(stored)
-    tokens: Sequence[str] = stored.field("tokenizer.ggml.tokens", [])
-    types: Sequence[int] = stored.field("tokenizer.ggml.token_type", [NORMAL] * len(tokens))
-    is_sentencepiece = stored.field("tokenizer.ggml.model") == SENTENCEPIECE
+    tokens: Sequence[str] = stored.fields.get("tokenizer.ggml.tokens", [])
+    types: Sequence[int] = stored.fields.get("tokenizer.ggml.token_type", [_NORMAL] * len(tokens))
+    is_sentencepiece = stored.fields.get("tokenizer.ggml.model") == SENTENCEPIECE
     inner = _sentencepiece(stored, tokens, types) if is_sentencepiece else _byte_level(stored, tokens)
-    for kind, add in ((CONTROL, inner.add_special_tokens), (USER_DEFINED, inner.add_tokens)):
+    for kind, add in ((_CONTROL, inner.add_special_tokens), (_USER_DEFINED, inner.add_tokens)):
         found = [token for token, its_kind in zip(tokens, types, strict=True) if its_kind == kind]
-        add([AddedToken(token, special=kind == CONTROL, normalized=False) for token in found])
+        add([AddedToken(token, special=kind == _CONTROL, normalized=False) for token in found])
     named = {name: tokens[number] for name, number in special.items()}
     bos = special.get("bos_token")
-    if stored.field("tokenizer.ggml.add_bos_token", is_sentencepiece) and bos is not None:
+    if stored.fields.get("tokenizer.ggml.add_bos_token", is_sentencepiece) and bos is not None:
         start = tokens[bos]
         inner.post_processor = processors.TemplateProcessing(
             single=f"{start} $A", pair=f"{start} $A {start} $B", special_tokens=[(start, bos)]
         )
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, clean_up_tokenization_spaces=False, **named)
-    if (template := stored.field("tokenizer.chat_template")) is not None:
+    if (template := stored.fields.get("tokenizer.chat_template")) is not None:
         tokenizer.chat_template = template
     return tokenizer
 
@@ -71,7 +69,7 @@ def _byte_level(stored: GgufFile, tokens: Sequence[str]) -> "Tokenizer":
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     pre = PRE_TOKENIZERS[pre_name(stored)]
-    merges = [tuple(merge.split(" ", 1)) for merge in stored.field("tokenizer.ggml.merges", [])]
+    merges = [tuple(merge.split(" ", 1)) for merge in stored.fields.get("tokenizer.ggml.merges", [])]
     vocabulary = {token: number for number, token in enumerate(tokens)}
     inner = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=pre.ignores_merges))
     cuts = [pre_tokenizers.Split(Regex(rule), behavior="isolated") for rule in pre.cuts]
@@ -87,15 +85,15 @@ def _sentencepiece(stored: GgufFile, tokens: Sequence[str], types: Sequence[int]
     """A tokenizer that merges the best scored pair of neighbours first; what is no piece is bytes."""
     from tokenizers import Tokenizer, decoders, models, normalizers
 
-    does_prefix = bool(stored.field("tokenizer.ggml.add_space_prefix", True))
+    does_prefix = bool(stored.fields.get("tokenizer.ggml.add_space_prefix", True))
     vocabulary = {token: number for number, token in enumerate(tokens)}
-    scores: Sequence[float] = stored.field("tokenizer.ggml.scores", [])
+    scores: Sequence[float] = stored.fields.get("tokenizer.ggml.scores", [])
     if len(scores) != len(tokens):
         raise ValueError(f"it has {len(tokens)} pieces and {len(scores)} scores, by which they are merged")
     pieces = {
         token: score
         for token, score, kind in zip(tokens, scores, types, strict=True)
-        if kind in (NORMAL, USER_DEFINED)
+        if kind in (_NORMAL, _USER_DEFINED)
     }
     merges = [
         (piece[:cut], piece[cut:])
@@ -103,7 +101,7 @@ def _sentencepiece(stored: GgufFile, tokens: Sequence[str], types: Sequence[int]
         for cut in range(1, len(piece))
         if piece[:cut] in pieces and piece[cut:] in pieces
     ]
-    unknown = next((token for token, kind in zip(tokens, types, strict=True) if kind == UNKNOWN), None)
+    unknown = next((token for token, kind in zip(tokens, types, strict=True) if kind == _UNKNOWN), None)
     inner = Tokenizer(
         models.BPE(vocab=vocabulary, merges=merges, byte_fallback=True, unk_token=unknown, fuse_unk=True)
     )
@@ -148,7 +146,7 @@ def tokenizer_fields(tokenizer: "PreTrainedTokenizerBase", num_rows: int) -> dic
         "tokenizer.ggml.merges": merges,
         "tokenizer.ggml.add_bos_token": _adds_bos(tokenizer),
     }
-    for theirs, ours in SPECIAL_TOKENS.items():
+    for theirs, ours in _SPECIAL_TOKENS.items():
         if (number := getattr(tokenizer, f"{ours}_token_id")) is not None:
             fields[f"tokenizer.ggml.{theirs}_token_id"] = number
     if tokenizer.chat_template is not None:
@@ -194,7 +192,7 @@ def _cut(split: Mapping[str, Any]) -> str | None:
 def _vocabulary(stored: Mapping[str, Any], num_rows: int) -> tuple[list[str], list[int]]:
     """Tokens and their types by id; rows of the embeddings without a token have one that is not used."""
     known: dict[int, tuple[str, int]] = {
-        number: (token, NORMAL) for token, number in stored["model"]["vocab"].items()
+        number: (token, _NORMAL) for token, number in stored["model"]["vocab"].items()
     }
     is_changed = stored["normalizer"] is not None
     for token in stored["added_tokens"]:
@@ -204,10 +202,10 @@ def _vocabulary(stored: Mapping[str, Any], num_rows: int) -> tuple[list[str], li
                 f"its token {token['content']!r} takes spaces beside it along, or is found in normalized text, which "
                 "llama.cpp does not do"
             )
-        known[token["id"]] = (token["content"], CONTROL if token["special"] else USER_DEFINED)
+        known[token["id"]] = (token["content"], _CONTROL if token["special"] else _USER_DEFINED)
     if max(known) >= num_rows:
         raise cannot_write(f"its tokenizer has ids up to {max(known)}, and its embeddings {num_rows} rows")
-    rows = [known.get(number, (f"[PAD{number}]", UNUSED)) for number in range(num_rows)]
+    rows = [known.get(number, (f"[PAD{number}]", _UNUSED)) for number in range(num_rows)]
     return [token for token, _ in rows], [kind for _, kind in rows]
 
 

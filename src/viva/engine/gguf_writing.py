@@ -16,6 +16,7 @@ from viva.engine.gguf_file import (
     ROPE_FACTORS,
     Field,
     cannot_write,
+    llama_3_factors,
     read_gguf,
 )
 from viva.engine.gguf_tokenizer import tokenizer_fields
@@ -64,11 +65,11 @@ def metadata_of_file(file: str | Path, name: str) -> Metadata:
         if not key.startswith(_OF_WEIGHTS) and key != "general.architecture" and field.value not in ("", [])
     }
     named: dict[str, object] = {"general.name": name}
-    if (before := stored.field("general.name")) is not None:
+    if (before := stored.fields.get("general.name")) is not None:
         named |= {"general.base_model.count": 1, "general.base_model.0.name": before}
     factors = stored.tensors.get(ROPE_FACTORS)
     return Metadata(
-        architecture=stored.field("general.architecture"),
+        architecture=stored.fields["general.architecture"],
         fields=fields | {key: _typed(value) for key, value in named.items()},
         rope_factors=None if factors is None else stored.floats(factors).copy(),
     )
@@ -77,12 +78,7 @@ def metadata_of_file(file: str | Path, name: str) -> Metadata:
 def metadata_of_model(
     config: "PretrainedConfig", tokenizer: "PreTrainedTokenizerBase", name: str
 ) -> Metadata:
-    """The fields of a GGUF file of a model of ``transformers`` with which llama.cpp computes the same.
-
-    Args:
-        config: The model's.
-        tokenizer: The model's.
-        name: Under which the file is shown.
+    """The fields of a GGUF file, shown as `name`, of a model of ``transformers``; llama.cpp computes the same with it.
 
     Raises:
         ValueError: Its architecture, one of its settings or its tokenizer is one that cannot be written exactly.
@@ -112,13 +108,9 @@ def metadata_of_model(
 
 
 def write_gguf(file: Path, module: "PreTrainedModel", metadata: Metadata, precision: str) -> None:
-    """Write a model, tensor by tensor; an output layer that is the embeddings is not written again.
+    """Write a model that is on the CPU, tensor by tensor, in one of `PRECISIONS`; a file that is there is replaced.
 
-    Args:
-        file: Is replaced.
-        module: On the CPU.
-        metadata: Of the same architecture and sizes.
-        precision: One of `PRECISIONS`.
+    The metadata are of the same architecture and sizes. An output layer that is the embeddings is not written again.
 
     Raises:
         ValueError: A weight is too large for float16.
@@ -193,9 +185,6 @@ def _typed(value: Any) -> Field:
 
 
 def _rope_factors(config: "PretrainedConfig", head_size: int) -> "np.ndarray | None":
-    import torch
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
     kind = config.rope_parameters.get("rope_type", "default")
     if kind == "default":
         return None
@@ -203,6 +192,4 @@ def _rope_factors(config: "PretrainedConfig", head_size: int) -> "np.ndarray | N
         raise cannot_write(
             f"it scales rotary frequencies by {kind!r}; allowed: 'default', and 'llama3' of architecture 'llama'"
         )
-    plain = config.rope_parameters["rope_theta"] ** -(torch.arange(0, head_size, 2) / head_size)
-    scaled = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))[0]
-    return (plain / scaled).numpy()
+    return llama_3_factors(config, head_size).numpy()

@@ -268,7 +268,7 @@ class Policy:
             weights = {f"base_model.model.{name}.weight": w for name, w in self._weights().items()}
             write_tensors(folder / _ADAPTER_FILE, weights)
         if optimizer:
-            write_tensors(folder / _OPTIMIZER_FILE, self.optimizer.state())
+            write_tensors(folder / _OPTIMIZER_FILE, self.optimizer.moments)
             if self._average is not None:
                 write_tensors(folder / _AVERAGE_FILE, self._average)
 
@@ -411,7 +411,7 @@ def free_bytes(device: torch.device) -> int | None:
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + unused
     found = [value for value in (_machine_bytes(), _container_bytes()) if value is not None]
-    return min(found) if found else None
+    return min(found, default=None)
 
 
 @contextmanager

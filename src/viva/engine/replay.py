@@ -11,7 +11,7 @@ Shapes: ``B`` rows, ``H`` hidden size.
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -36,22 +36,8 @@ _ROUND_ROWS = 8
 Run = Callable[[], torch.Tensor]
 
 
-class Recorder(Protocol):
-    """Records what a function computes."""
-
-    is_usable: bool
-
-    def record(self, run: Run) -> tuple[torch.Tensor, Run]:
-        """The result of ``run``, and a function that computes it again from what memory then holds."""
-        ...
-
-    def give_up(self, reason: str) -> None:
-        """Record nothing from now on."""
-        ...
-
-
-class GraphRecorder:
-    """Records CUDA graphs on one GPU."""
+class Recorder:
+    """Records what a function computes, as CUDA graphs on one GPU."""
 
     def __init__(self, device: torch.device) -> None:
         self.is_usable = True
@@ -59,7 +45,7 @@ class GraphRecorder:
         self._stream: torch.cuda.Stream | None = None
 
     def record(self, run: Run) -> tuple[torch.Tensor, Run]:
-        """See `Recorder`.
+        """The result of ``run``, and a function that computes it again from what memory then holds.
 
         Raises:
             RuntimeError: Something that ``run`` does cannot be recorded, such as waiting for the GPU.
@@ -88,7 +74,7 @@ class GraphRecorder:
         return output, replay
 
     def give_up(self, reason: str) -> None:
-        """See `Recorder`. Says so once."""
+        """Record nothing from now on. Says so once."""
         if self.is_usable:
             _log.warning(
                 "Decode steps are not replayed as CUDA graphs on %s, which is slower: %s. Results are the same.",

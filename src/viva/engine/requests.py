@@ -6,7 +6,7 @@ Shapes: ``P`` prompt tokens, ``V`` vocabulary, ``k`` alternatives, ``K`` chosen 
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import tinker
@@ -88,12 +88,7 @@ Listener = Callable[[Drawn], None]
 def make_stop_rule(
     stop: str | Sequence[str] | Sequence[int] | None, base: BaseModel, also: Sequence[int] = ()
 ) -> StopRule:
-    """Read the ``stop`` field of ``SamplingParams``.
-
-    Args:
-        stop: The field.
-        base: The model.
-        also: Ids that end a sample beside it.
+    """Read the ``stop`` field of ``SamplingParams``; the ids `also` given end a sample beside it.
 
     Raises:
         ValueError: An empty string, a mixture of strings and ids, or an id the model does not have.
@@ -130,15 +125,16 @@ class PromptScoring:
 
 
 def make_scoring(
-    num_tokens: int,
-    vocab_size: int,
+    tokens: np.ndarray,
+    base: BaseModel,
     *,
     logprobs: bool,
-    topk: int,
-    last_n: int | None,
-    targets: tinker.TensorData | None,
+    topk: int = 0,
+    last_n: int | None = None,
+    targets: tinker.TensorData | None = None,
 ) -> PromptScoring | None:
     """Check what a request asks to know about its prompt, by a `ValueError`; ``None`` if nothing."""
+    num_tokens = len(tokens)
     if topk < 0:
         raise ValueError(f"topk_prompt_logprobs must be at least 0, not {topk}.")
     if last_n is not None and not logprobs:
@@ -159,8 +155,8 @@ def make_scoring(
                 f"target_prompt_logprobs must be int64 of shape [{num_tokens - 1}, K] for this prompt, not "
                 f"{targets.dtype} of shape {list(ids.shape)}."
             )
-        if ids.min(initial=-1) < -1 or ids.max(initial=-1) >= vocab_size:
-            raise ValueError(f"target_prompt_logprobs has ids outside -1 to {vocab_size - 1}.")
+        if ids.min(initial=-1) < -1 or ids.max(initial=-1) >= base.vocab_size:
+            raise ValueError(f"target_prompt_logprobs has ids outside -1 to {base.vocab_size - 1}.")
     if not logprobs and not topk and ids is None:
         return None
     first = 1 if last_n is None else num_tokens - last_n
@@ -228,25 +224,16 @@ def not_finite(where: str) -> FloatingPointError:
     )
 
 
-class RequestName(NamedTuple):
-    """A request's name, distinct within the service."""
-
-    client: str
-    """The sampling client that was called, distinct within the service."""
-    number: int
-    """Distinct among the client's requests."""
-
-    def __str__(self) -> str:
-        return f"{self.client}-{self.number}"
-
-
 @dataclass(kw_only=True, eq=False)
 class SampleRequest:
     """One call of ``sample``. Its samples become rows of the decoder's batch."""
 
     prompt: np.ndarray
     """``[P]`` int64."""
-    name: RequestName
+    client: str
+    """The sampling client that was called, distinct within the service."""
+    name: str
+    """Distinct within the service."""
     digests: list[bytes]
     """Digests of the prompt's full blocks."""
     num_samples: int
@@ -307,49 +294,8 @@ def token_array(prompt: tinker.ModelInput, base: BaseModel) -> np.ndarray:
     return tokens
 
 
-def make_request(
-    base: BaseModel,
-    tokens: np.ndarray,
-    params: tinker.SamplingParams | None,
-    *,
-    name: RequestName,
-    num_samples: int,
-    topk_samples: int,
-    scoring: PromptScoring | None,
-    seed: int,
-    future: LocalFuture[tinker.SampleResponse],
-    stop_ids: Sequence[int] = (),
-) -> SampleRequest:
-    """Check a call of ``sample``; the tokens are the result of `token_array`.
-
-    Without `params` nothing is sampled and only the prompt is scored; ``max_tokens=None`` in them means up to the end
-    of the context. `seed` is used where they have none; `stop_ids` end a sample beside their ``stop``.
-
-    Raises:
-        ValueError: A setting that makes no sense, with what is allowed.
-    """
-    if num_samples < 1:
-        raise ValueError(f"num_samples must be at least 1, not {num_samples}.")
-    if topk_samples < 0:
-        raise ValueError(f"topk_sample_logprobs must be at least 0, not {topk_samples}.")
-    scored_only = params is None
-    params = params or tinker.SamplingParams()
-    return SampleRequest(
-        prompt=tokens,
-        name=name,
-        digests=block_digests(tokens, name.client),
-        num_samples=num_samples,
-        max_tokens=0 if scored_only else _max_tokens(base, len(tokens), params.max_tokens),
-        rule=_make_rule(params),
-        stop=make_stop_rule(params.stop, base, stop_ids),
-        seed=seed if params.seed is None else params.seed,
-        topk_samples=topk_samples,
-        scoring=scoring,
-        future=future,
-    )
-
-
-def _max_tokens(base: BaseModel, num_tokens: int, asked: int | None) -> int:
+def check_max_tokens(base: BaseModel, num_tokens: int, asked: int | None) -> int:
+    """The most tokens to sample behind so many, ``None`` meaning all that fit; `ValueError` if they do not."""
     room = base.context_length - num_tokens
     if asked is not None and asked < 1:
         raise ValueError(f"max_tokens must be at least 1, not {asked}.")
@@ -361,7 +307,8 @@ def _max_tokens(base: BaseModel, num_tokens: int, asked: int | None) -> int:
     return room if asked is None else asked
 
 
-def _make_rule(params: tinker.SamplingParams) -> SamplingRule:
+def make_rule(params: tinker.SamplingParams) -> SamplingRule:
+    """The distribution to draw from; `ValueError` for a setting that makes no sense."""
     if not 0 <= params.temperature < float("inf"):
         raise ValueError(
             f"temperature must be a number of at least 0 (0 is greedy), not {params.temperature}."

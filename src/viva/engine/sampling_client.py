@@ -12,10 +12,12 @@ from viva.engine.policy import Snapshot, stored_snapshot
 from viva.engine.requests import (
     Listener,
     PromptScoring,
-    RequestName,
     SampleRequest,
-    make_request,
+    block_digests,
+    check_max_tokens,
+    make_rule,
     make_scoring,
+    make_stop_rule,
     token_array,
 )
 from viva.engine.scheduler import LocalFuture
@@ -110,8 +112,8 @@ class LocalSamplingClient:
         )
         tokens = token_array(prompt, self._base)
         scoring = make_scoring(
-            len(tokens),
-            self._base.vocab_size,
+            tokens,
+            self._base,
             logprobs=include_prompt_logprobs,
             topk=topk_prompt_logprobs,
             last_n=prompt_logprobs_last_n,
@@ -132,28 +134,20 @@ class LocalSamplingClient:
         topk_sample_logprobs: int = 0,
         topk_prompt_logprobs: int | None = None,
     ) -> LocalFuture[tinker.SampleResponse]:
-        """`sample`, which also hands on every token as it is drawn. Servers of Tinker have nothing like it.
+        """`sample`, whose `listener` also gets every token as it is drawn. Servers of Tinker have nothing like it.
 
-        Args:
-            prompt: Tokens.
-            num_samples: Independent samples.
-            sampling_params: As for `sample`.
-            listener: Gets every token.
-            stop_ids: Token ids that end a sample beside those or the strings of ``sampling_params.stop``.
-            topk_sample_logprobs: Alternatives to report at each sampled position.
-            topk_prompt_logprobs: Score the prompt's tokens, with so many alternatives; ``None`` scores nothing.
+        The `stop_ids` end a sample beside the ids or strings of ``sampling_params.stop``. With `topk_prompt_logprobs`
+        the prompt's tokens are scored, with so many alternatives to each.
 
         Raises:
             ValueError: A setting that makes no sense, with what is allowed.
         """
         tokens = token_array(prompt, self._base)
         scoring = make_scoring(
-            len(tokens),
-            self._base.vocab_size,
+            tokens,
+            self._base,
             logprobs=topk_prompt_logprobs is not None,
             topk=topk_prompt_logprobs or 0,
-            last_n=None,
-            targets=None,
         )
         return self._submit(
             tokens,
@@ -174,14 +168,7 @@ class LocalSamplingClient:
             ValueError: An empty prompt, or ``prompt_logprobs_last_n`` out of range.
         """
         tokens = token_array(prompt, self._base)
-        scoring = make_scoring(
-            len(tokens),
-            self._base.vocab_size,
-            logprobs=True,
-            topk=0,
-            last_n=prompt_logprobs_last_n,
-            targets=None,
-        )
+        scoring = make_scoring(tokens, self._base, logprobs=True, last_n=prompt_logprobs_last_n)
         response = self._submit(tokens, None, 1, 0, scoring)
         return response.map(lambda value: value.prompt_logprobs or [])
 
@@ -221,20 +208,30 @@ class LocalSamplingClient:
         stop_ids: Sequence[int] = (),
         listener: Listener | None = None,
     ) -> LocalFuture[tinker.SampleResponse]:
+        """Check a call of ``sample`` and queue it. Without `params` nothing is sampled, only the prompt is scored."""
+        if num_samples < 1:
+            raise ValueError(f"num_samples must be at least 1, not {num_samples}.")
+        if topk_samples < 0:
+            raise ValueError(f"topk_sample_logprobs must be at least 0, not {topk_samples}.")
+        max_tokens = 0 if params is None else check_max_tokens(self._base, len(tokens), params.max_tokens)
+        params = params or tinker.SamplingParams()
+        derived_seed = self._core.derived_seed(self._stream, self._requests)
         future: LocalFuture[tinker.SampleResponse] = LocalFuture(self._core.pump, cancellable=True)
-        request: SampleRequest = make_request(
-            self._base,
-            tokens,
-            params,
-            name=RequestName(self._stream, self._requests),
+        request = SampleRequest(
+            prompt=tokens,
+            client=self._stream,
+            name=f"{self._stream}-{self._requests}",
+            digests=block_digests(tokens, self._stream),
             num_samples=num_samples,
+            max_tokens=max_tokens,
+            rule=make_rule(params),
+            stop=make_stop_rule(params.stop, self._base, stop_ids),
+            seed=derived_seed if params.seed is None else params.seed,
             topk_samples=topk_samples,
             scoring=scoring,
-            seed=self._core.derived_seed(self._stream, self._requests),
             future=future,
-            stop_ids=stop_ids,
+            listener=listener,
         )
-        request.listener = listener
         self._requests += 1
 
         def enter(source: Source) -> None:
@@ -247,20 +244,14 @@ class LocalSamplingClient:
 
 
 def open_sampling_client(core: Core, path: str | None, base_model: str | None) -> LocalSamplingClient:
-    """A sampling client for saved weights (`path`), or for a base model as it is.
-
-    With both, `base_model` is where the base model is now, if it has moved.
-
-    Raises:
-        ValueError: Neither is given, or the checkpoint cannot be read.
-    """
-    if path is None and base_model is None:
-        raise ValueError("create_sampling_client needs model_path or base_model.")
-    if path is None:
-        base = core.base_model(base_model or "")
-        snapshot = Snapshot(base=base, settings=None, weights={})
-    else:
+    """See `LocalServiceClient.create_sampling_client`."""
+    if path is not None:
         state, base = core.open_state(path, base_model)
         snapshot = stored_snapshot(base, state.settings, state.folder)
+    elif base_model is not None:
+        base = core.base_model(base_model)
+        snapshot = Snapshot(base=base, settings=None, weights={})
+    else:
+        raise ValueError("create_sampling_client needs model_path or base_model.")
     source = LocalFuture.resolved(core.pump, core.new_source(snapshot))
     return LocalSamplingClient(core, base, source, f"sampler-{core.count('sampler')}")

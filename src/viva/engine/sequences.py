@@ -286,7 +286,7 @@ class SequenceTable:
                 tokens = np.concatenate(
                     [sequence.request.prompt, np.asarray(sequence.tokens, dtype=np.int64)]
                 )
-                digests = block_digests(tokens[: sequence.length], sequence.request.name.client)
+                digests = block_digests(tokens[: sequence.length], sequence.request.client)
                 self._save(self.cache, slot, digests, sequence.prefix)
             if not keep:
                 self.cache.clear_row(slot)

@@ -4,7 +4,6 @@ import shutil
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, Self, cast
 
 import tinker
@@ -189,10 +188,8 @@ class LocalServiceClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close("success" if error is None else "errored")
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close("success" if kind is None else "errored")
 
     def close(
         self, status: Literal["success", "errored", "interrupted"] = "success", detail: str | None = None
@@ -244,8 +241,21 @@ class Switch:
     def __init__(self, service: LocalServiceClient) -> None:
         self.service = service
         self._before = tinker.ServiceClient
-        self._class = _local_class(service)
-        cast(Any, tinker).ServiceClient = self._class
+
+        class InstalledServiceClient(LocalServiceClient):
+            """`LocalServiceClient` with the arguments of ``tinker.ServiceClient``; all of them share one engine."""
+
+            def __init__(self, *args: object, base_url: str | None = None, **kwargs: object) -> None:
+                # the other arguments (metadata, names, keys) say who asks a server
+                if base_url is not None:
+                    raise ValueError(
+                        # not the address itself: it may hold a password
+                        "base_url names a server, but viva.engine.install() put the local engine in its place. "
+                        "Leave base_url out, or undo the install."
+                    )
+                self._core = service._core
+
+        self._class = cast(Any, tinker).ServiceClient = InstalledServiceClient
 
     def undo(self) -> None:
         """Put back what was there before; a second time it does nothing.
@@ -264,9 +274,7 @@ class Switch:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.undo()
 
 
@@ -290,20 +298,3 @@ def install(service: LocalServiceClient | None = None, **options: Any) -> Switch
             f"install() takes a service or options for a new one, not both; got {sorted(options)}"
         )
     return Switch(service or LocalServiceClient(**options))
-
-
-def _local_class(service: LocalServiceClient) -> type[LocalServiceClient]:
-    class InstalledServiceClient(LocalServiceClient):
-        """`LocalServiceClient` with the arguments of ``tinker.ServiceClient``; all of them share one engine."""
-
-        def __init__(self, *args: object, base_url: str | None = None, **kwargs: object) -> None:
-            # the other arguments (metadata, names, keys) say who asks a server
-            if base_url is not None:
-                raise ValueError(
-                    # not the address itself: it may hold a password
-                    "base_url names a server, but viva.engine.install() put the local engine in its place. "
-                    "Leave base_url out, or undo the install."
-                )
-            self._core = service._core
-
-    return InstalledServiceClient
