@@ -60,8 +60,7 @@ def test_what_is_compiled_ahead_is_all_that_a_step_uses(model_dir: Callable[[str
     code = (
         STEP
         + """
-from viva.engine.kernels import compiler
-from viva.engine.kernels.ahead import compile_all
+from viva.engine.kernels import compile_all, compiler
 
 def compiled():
     "Types that each kernel is compiled for."

@@ -162,16 +162,6 @@ def model_of(family: str) -> Any:
     return transformers.AutoModelForCausalLM.from_config(make_config(family))
 
 
-def example_of_costs(tokens: list[int], active: bool = True) -> Example:
-    return Example(
-        tokens=np.array(tokens, dtype=np.int64),
-        targets=np.zeros(len(tokens), dtype=np.int64),
-        inputs={"weights": np.full(len(tokens), active, dtype=np.float32)},
-        active=np.full(len(tokens), active),
-        wanted=np.ones(len(tokens), dtype=bool),
-    )
-
-
 @with_kernels
 def test_a_models_costs_are_its_matrices_its_heads_and_its_layers() -> None:
     costs = CostModel.of(model_of("llama"))
@@ -216,15 +206,14 @@ def test_a_tree_costs_its_tokens_its_cells_entries_and_a_product_each() -> None:
         tree = pack_tree(arrays, price)
         entries = sum(cell.visible.size for cell in tree.cells)
         assert PRICES.tree(tree) == len(tree.tokens) + 30 * entries + 1000 * len(tree.cells)
-    assert PRICES.call_entries == 1000 / 30
 
 
 def test_the_largest_batches_come_first_and_those_without_a_gradient_last() -> None:
     examples = [
-        example_of_costs([1] * 2),
-        example_of_costs([2] * 9, active=False),
-        example_of_costs([3] * 7),
-        example_of_costs([4] * 5, active=False),
+        example([1] * 2),
+        example([2] * 9, active=False),
+        example([3] * 7),
+        example([4] * 5, active=False),
     ]
     for trees in (False, True):
         batches = plan_batches(examples, PRICES, 8, trees=trees)

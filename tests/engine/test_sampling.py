@@ -85,7 +85,7 @@ def test_a_row_does_not_depend_on_its_batch(batch: Any) -> None:
         alone = draw_tokens(logits[row : row + 1], rule_list[row : row + 1], numbers[row : row + 1], 3)
         assert alone.tokens[0] == together.tokens[row]
         assert alone.logprobs[0] == together.logprobs[row]
-        assert np.array_equal(alone.topk_tokens[0], together.topk_tokens[row])
+        assert np.array_equal(alone.alternatives[0][0], together.alternatives[0][row])
 
 
 @given(batches())
@@ -128,11 +128,11 @@ def test_the_largest_number_below_one_draws_a_possible_token() -> None:
 
 def test_alternatives_are_sorted_and_excluded_tokens_have_no_probability() -> None:
     draws = draw_tokens(torch.tensor([[1.0, 3.0, 2.0, 0.0]]), [SamplingRule(top_k=2)], [0.5], 4)
-    assert draws.topk_tokens is not None
-    assert draws.topk_logprobs is not None
-    assert draws.topk_tokens[0, :2].tolist() == [1, 2]
-    assert np.isinf(draws.topk_logprobs[0, 2:]).all()
-    assert np.exp(draws.topk_logprobs[0, :2]).sum() == pytest.approx(1)
+    assert draws.alternatives is not None
+    tokens, logprobs = draws.alternatives
+    assert tokens[0, :2].tolist() == [1, 2]
+    assert np.isinf(logprobs[0, 2:]).all()
+    assert np.exp(logprobs[0, :2]).sum() == pytest.approx(1)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

@@ -13,7 +13,7 @@ from tiny_engine import with_kernels
 from viva.engine import trees
 from viva.engine.kernels import as_array
 from viva.engine.kernels import trees as tree_kernels
-from viva.engine.kernels.tile import HAS_PAIRS, TILE_COLUMNS, TILE_ROWS, add_rest, add_tile
+from viva.engine.kernels.tile import HAS_PAIRS, TILE_COLUMNS, TILE_ROWS, add_rows
 from viva.engine.trees import TreeStep, pack_tree
 
 CPU = torch.device("cpu")
@@ -21,19 +21,14 @@ ERRORS = {torch.float32: 1e-5, torch.bfloat16: 2**-5}
 
 
 @numba.njit
-def multiply(
-    rows: int, left: Any, at: Any, right: Any, right_at: Any, sums: Any, sums_at: Any, *rest: int
-) -> None:
-    if rows == TILE_ROWS:
-        add_tile(left, at, right, right_at, sums, sums_at, *rest)
-    else:
-        add_rest(rows, left, at, right, right_at, sums, sums_at, *rest)
+def multiply(*given: Any) -> None:
+    add_rows(*given)
 
 
 @pytest.mark.parametrize("stored", ["float32", "bfloat16"])
 @settings(max_examples=60, deadline=None)
 @given(
-    rows=st.integers(0, TILE_ROWS),
+    rows=st.integers(0, 2 * TILE_ROWS),
     count=st.integers(0, 70),
     offsets=st.tuples(*[st.integers(0, 5)] * 3),
     turned=st.booleans(),
@@ -67,7 +62,7 @@ def test_tiles(
 )
 @settings(max_examples=60, deadline=None)
 @given(
-    rows=st.integers(0, TILE_ROWS),
+    rows=st.integers(0, 2 * TILE_ROWS),
     pairs=st.integers(0, 40),
     offsets=st.tuples(*[st.integers(0, 5)] * 3),
     keep=st.booleans(),

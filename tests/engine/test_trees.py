@@ -56,7 +56,7 @@ def test_cells_are_joined_where_calls_are_dear_and_apart_where_entries_are() -> 
     by_entries, by_calls = pack(sequences, 0.0), pack(sequences, 1e9)
     assert len(by_entries.cells) == 8
     assert len(by_calls.cells) == 1
-    assert sum(cell.num_entries for cell in by_entries.cells) < by_calls.cells[0].num_entries
+    assert sum(cell.visible.size for cell in by_entries.cells) < by_calls.cells[0].visible.size
 
 
 def test_no_cell_of_several_tokens_holds_more_entries_than_fit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,7 +65,7 @@ def test_no_cell_of_several_tokens_holds_more_entries_than_fit(monkeypatch: pyte
     monkeypatch.setattr(trees, "_MAX_ENTRIES", 2000)
     tree = pack(sequences, 1e9)
     check(tree, sequences)
-    assert max(cell.num_entries for cell in tree.cells) <= 2000
+    assert max(cell.visible.size for cell in tree.cells) <= 2000
 
 
 @given(sequences_strategy)

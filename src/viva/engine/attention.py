@@ -42,17 +42,13 @@ class RaggedCache(Cache):
 
     def __init__(self, rows: int) -> None:
         super().__init__(layers=[])
-        self._rows = rows
+        self.rows = rows
+        """Rows there is room for."""
         self._length = 0
         self._stores: list[torch.Tensor] = []
         self._step: RaggedStep | None = None
         self.memory = object()
         """Another one whenever the stores are: what was recorded of them has then no use."""
-
-    @property
-    def rows(self) -> int:
-        """Rows there is room for."""
-        return self._rows
 
     @property
     def num_bytes(self) -> int:
@@ -61,13 +57,13 @@ class RaggedCache(Cache):
 
     def reserve(self, rows: int, length: int) -> None:
         """Make room, keeping the first ``rows`` rows; what is behind them may be gone. Sizes grow by at least half."""
-        if rows <= self._rows and length <= self._length:
+        if rows <= self.rows and length <= self._length:
             return
         if length > self._length:
             length = _rounded(max(length, self._length * 3 // 2))
-            self._rows = min(rows, self._rows)
-        if rows > self._rows:
-            rows = max(rows, self._rows * 3 // 2)
+            self.rows = min(rows, self.rows)
+        if rows > self.rows:
+            rows = max(rows, self.rows * 3 // 2)
         length = max(length, self._length)
         self.memory = object()
         for index, old in enumerate(self._stores):
@@ -78,13 +74,13 @@ class RaggedCache(Cache):
             new[:, :kept, :, old.shape[3] :] = 0
             new[:, kept:] = 0
             self._stores[index] = new
-        self._rows, self._length = rows, length
+        self.rows, self._length = rows, length
 
     def renew(self, rows: int, length: int) -> None:
         """Make room where there is too little, keeping no row, so that short rows are not as long as earlier ones."""
-        if rows > self._rows or length > self._length:
+        if rows > self.rows or length > self._length:
             self._stores.clear()
-            self._rows, self._length = rows, _rounded(length)
+            self.rows, self._length = rows, _rounded(length)
             self.memory = object()
 
     def forward(
@@ -166,7 +162,7 @@ class RaggedCache(Cache):
         """The store of a layer, ``[2, rows, K, length, D]``, into which the new tokens' keys and values now go."""
         step = self._running()
         while len(self._stores) <= layer:
-            self._stores.append(like.new_zeros(2, self._rows, heads, self._length, size))
+            self._stores.append(like.new_zeros(2, self.rows, heads, self._length, size))
         step.num_stored += 1
         step.layer, step.store = layer, self._stores[layer]
         return step.store
@@ -206,7 +202,7 @@ class RaggedCache(Cache):
         length = states[0].shape[2]
         self.reserve(row + 1, length)
         if not self._stores:
-            shapes = [(2, self._rows, state.shape[1], self._length, state.shape[3]) for state in states]
+            shapes = [(2, self.rows, state.shape[1], self._length, state.shape[3]) for state in states]
             self._stores = [state.new_zeros(shape) for state, shape in zip(states, shapes, strict=True)]
         for store, state in zip(self._stores, states, strict=True):
             store[:, row, :, :length] = state

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import tinker
 import torch
 
 from viva.engine.adapters import AdapterRows
@@ -106,7 +107,7 @@ class Decoder:
         if not self.has_work():
             self._module = None
             self._steps.forget()
-            self._running.shrink(self._limits.prefix_cache_bytes)
+            self._running.shrink()
 
     def _drop(self, requests: Sequence[SampleRequest]) -> None:
         if requests:
@@ -265,16 +266,13 @@ class Decoder:
         for position, sequence in enumerate(sequences):
             sequence.tokens.append(draws.tokens[position])
             sequence.logprobs.append(draws.logprobs[position])
-            if (
-                sequence.request.topk_samples
-                and draws.topk_tokens is not None
-                and draws.topk_logprobs is not None
-            ):
-                sequence.topk_tokens.append(draws.topk_tokens[position, : sequence.request.topk_samples])
-                sequence.topk_logprobs.append(draws.topk_logprobs[position, : sequence.request.topk_samples])
+            wanted = sequence.request.topk_samples
+            if wanted and draws.alternatives is not None:
+                ids, logprobs = draws.alternatives
+                sequence.alternatives.append((ids[position, :wanted], logprobs[position, :wanted]))
         return draws.finite
 
-    def _finish(self, sequence: RunningSequence, stop_reason: str) -> None:
+    def _finish(self, sequence: RunningSequence, stop_reason: tinker.StopReason) -> None:
         request = sequence.request
         request.finished[sequence.index] = sequence.sampled(stop_reason)
         if len(request.finished) == request.num_samples:

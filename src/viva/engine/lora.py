@@ -12,7 +12,7 @@ Shapes: ``n`` rows of ``I`` inputs, ``O`` outputs, rank ``r``.
 import json
 import warnings
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -53,10 +53,6 @@ class AdapterSettings:
             raise ValueError(
                 "rank=0 trains all weights; train_mlp, train_attn and train_unembed must stay True."
             )
-
-    def to_json(self) -> dict[str, int | bool]:
-        """For the checkpoint's description."""
-        return asdict(self)
 
 
 def target_modules(module: nn.Module, settings: AdapterSettings) -> list[str]:

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
 TEMPERATURE = "temperature"
 """Key of every loss's config, beyond the API: ``p`` is the logprob at this temperature."""
-_UNTEMPERED = {TEMPERATURE: 1.0}
 
 Inputs = Mapping[str, torch.Tensor]
 Config = Mapping[str, float]
@@ -53,7 +52,7 @@ class Loss:
     optional: tuple[str, ...] = ()
     """Inputs that may be left out (a weight left out is 1)."""
     config: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Keys of ``loss_fn_config`` and their defaults."""
+    """Keys of ``loss_fn_config`` beside the temperature, and their defaults."""
     dense: bool = False
     """Whether targets may be ``[N, K]``."""
     per_token: Callable[[torch.Tensor, Inputs, Config], torch.Tensor]
@@ -67,16 +66,17 @@ class Loss:
         Raises:
             ValueError: An unknown key, a value that is not a number, or thresholds in the wrong order.
         """
-        unknown = sorted(set(given or {}) - set(self.config))
+        merged = {TEMPERATURE: 1.0, **self.config}
+        unknown = sorted(set(given or {}) - set(merged))
         if unknown:
-            allowed = sorted(self.config) or "none"
-            raise ValueError(f"Unknown loss_fn_config keys {unknown} for loss {name!r}; allowed: {allowed}.")
-        merged = dict(self.config)
+            raise ValueError(
+                f"Unknown loss_fn_config keys {unknown} for loss {name!r}; allowed: {sorted(merged)}."
+            )
         for key, value in (given or {}).items():
             if isinstance(value, str) or not 0 <= value < float("inf"):
                 raise ValueError(f"loss_fn_config[{key!r}] must be a number of at least 0, not {value!r}.")
             merged[key] = float(value)
-        if merged.get(TEMPERATURE, 1.0) == 0:
+        if merged[TEMPERATURE] == 0:
             raise ValueError(f"loss_fn_config[{TEMPERATURE!r}] must be above 0, not 0.")
         if merged.get("clip_low_threshold", 0.0) > merged.get("clip_high_threshold", float("inf")):
             raise ValueError(
@@ -117,33 +117,31 @@ LOSSES: Mapping[str, Loss] = {
     "cross_entropy": Loss(
         inputs=("weights",),
         optional=("weights",),
-        config=_UNTEMPERED,
         dense=True,
         per_token=lambda p, given, config: -p * given["weights"],
         active=lambda given: given["weights"] != 0,
     ),
     "importance_sampling": Loss(
         inputs=_POLICY_INPUTS,
-        config=_UNTEMPERED,
         per_token=lambda p, given, config: -torch.exp(p - given["logprobs"]) * given["advantages"],
         active=_has_advantage,
     ),
     "ppo": Loss(
         inputs=_POLICY_INPUTS,
-        config={"clip_low_threshold": 0.8, "clip_high_threshold": 1.2, **_UNTEMPERED},
+        config={"clip_low_threshold": 0.8, "clip_high_threshold": 1.2},
         per_token=_ppo,
         active=_has_advantage,
     ),
     # one-sided by default, as in the paper: a ratio below 1 keeps its small weight
     "cispo": Loss(
         inputs=_POLICY_INPUTS,
-        config={"clip_low_threshold": 0.0, "clip_high_threshold": 4.0, **_UNTEMPERED},
+        config={"clip_low_threshold": 0.0, "clip_high_threshold": 4.0},
         per_token=_cispo,
         active=_has_advantage,
     ),
     "dro": Loss(
         inputs=_POLICY_INPUTS,
-        config={"beta": 0.05, **_UNTEMPERED},
+        config={"beta": 0.05},
         per_token=lambda p, given, config: (
             -(p * given["advantages"] - 0.5 * config["beta"] * (p - given["logprobs"]) ** 2)
         ),

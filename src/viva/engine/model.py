@@ -206,9 +206,8 @@ def structure_copy(
 
 def cast_weights(module: "PreTrainedModel", dtype: torch.dtype) -> "PreTrainedModel":
     """Give a `structure_copy` weights of its own in another type, ties kept; returns it. Buffers stay shared."""
-    cast: dict[
-        int, tuple[nn.Parameter, nn.Parameter]
-    ] = {}  # with the old ones, whose ids must not be given anew
+    # with the old ones, whose ids must not be given anew
+    cast: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
     for layer in module.modules():
         for name, weight in list(layer.named_parameters(recurse=False)):
             if weight.dtype != dtype:

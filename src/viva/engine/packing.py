@@ -160,14 +160,9 @@ class CostModel:
             call=layers * _CALL.get(output.device.type, _CALL["cuda"]),
         )
 
-    @property
-    def call_entries(self) -> float:
-        """Cost of a product of a tree's attention beside its entries, in entries."""
-        return self.call / self.tree_entry
-
     def tree(self, tree: PackedTree) -> float:
         """Cost of a packed tree."""
-        entries = sum(cell.num_entries for cell in tree.cells)
+        entries = sum(cell.visible.size for cell in tree.cells)
         return self.token * len(tree.tokens) + self.tree_entry * entries + self.call * len(tree.cells)
 
     def rows(self, num_rows: int, length: int) -> float:
@@ -304,7 +299,7 @@ def _tree_batch(
     rows = [examples[index] for index in run]
     if len(rows) == 1:
         return None
-    tree = pack_tree([row.tokens for row in rows], costs.call_entries)
+    tree = pack_tree([row.tokens for row in rows], costs.call / costs.tree_entry)
     apart = sum(
         costs.rows(len(batch), max(len(rows[place].tokens) for place in batch))
         for batch in micro_batches(rows, max_tokens)

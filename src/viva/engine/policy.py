@@ -12,7 +12,7 @@ import logging
 import os
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -240,7 +240,7 @@ class Policy:
         return {
             "base_model": os.path.abspath(name) if os.path.isdir(name) else name,
             "base_digests": self.base.digests,
-            "adapter": self.settings.to_json(),
+            "adapter": asdict(self.settings),
             "alpha": ALPHA,
             "num_steps": self.optimizer.num_steps,
             "user_metadata": dict(user_metadata),

@@ -23,6 +23,9 @@ _SPAN = 128
 """Tokens whose weights are added up before a number is looked for."""
 _WORD = 2**64
 
+Alternatives = tuple[np.ndarray, np.ndarray]
+"""The most likely tokens, most likely first, and their logprobs: minus infinity for those that could not be drawn."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingRule:
@@ -50,10 +53,8 @@ class Draws:
     """Logprob of each token under the distribution it was drawn from."""
     finite: list[bool]
     """False where the logits were not numbers; token and logprob of such a row mean nothing."""
-    topk_tokens: np.ndarray | None
-    """``[B, k]`` most likely tokens, most likely first."""
-    topk_logprobs: np.ndarray | None
-    """``[B, k]`` float32; minus infinity for tokens that could not be drawn."""
+    alternatives: Alternatives | None
+    """``[B, k]`` each, if any were asked for."""
 
 
 class UniformStream:
@@ -90,18 +91,17 @@ def draw_tokens(
     draw = draw_compiled if can_compile(logits) else _draw
     drawn = draw(logits, divisors[:, 0], greedy, uniforms)
     tokens, logprobs, totals = drawn.tolist()
-    topk_tokens, topk_logprobs = None, None
+    alternatives = None
     if num_alternatives:
         scaled = (logits - logits.amax(dim=1, keepdim=True)) / divisors.to(logits.dtype)
         values, indices = scaled.topk(min(num_alternatives, logits.shape[1]), dim=1)
         sums = drawn[2, :, None].log().to(device)
-        topk_tokens, topk_logprobs = indices.cpu().numpy(), (values - sums).float().cpu().numpy()
+        alternatives = indices.cpu().numpy(), (values - sums).float().cpu().numpy()
     return Draws(
         tokens=[int(token) for token in tokens],
         logprobs=logprobs,
         finite=[math.isfinite(total) for total in totals],
-        topk_tokens=topk_tokens,
-        topk_logprobs=topk_logprobs,
+        alternatives=alternatives,
     )
 
 

@@ -20,7 +20,7 @@ import torch
 
 from viva.engine.attention import RaggedCache
 from viva.engine.requests import BLOCK, Drawn, SampleRequest, block_digests
-from viva.engine.sampling import UniformStream
+from viva.engine.sampling import Alternatives, UniformStream
 from viva.engine.step import SharedPrefix
 from viva.sdk import make_sequence
 
@@ -60,14 +60,10 @@ class PrefixCache:
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._num_bytes = 0
+        self.num_bytes = 0
+        """Memory held."""
         self._by_digest: dict[bytes, PrefixNode] = {}
         self._nodes: OrderedDict[int, PrefixNode] = OrderedDict()
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory held."""
-        return self._num_bytes
 
     def find(self, digests: Sequence[bytes]) -> tuple[int, PrefixNode | None]:
         """The longest known prefix: its number of blocks, and the node in which it ends."""
@@ -95,11 +91,11 @@ class PrefixCache:
         states = read(start * BLOCK, len(digests) * BLOCK)
         node = PrefixNode(parent=parent, start=start, digests=list(digests[start:]), states=states)
         self._nodes[id(node)] = node
-        self._num_bytes += node.num_bytes
+        self.num_bytes += node.num_bytes
         self._by_digest.update(dict.fromkeys(node.digests, node))
         if parent is not None:
             parent.num_children += 1
-        while self._num_bytes > self._max_bytes:
+        while self.num_bytes > self._max_bytes:
             self._remove(next(each for each in self._nodes.values() if not each.num_children))
         return node
 
@@ -111,7 +107,7 @@ class PrefixCache:
 
     def _remove(self, node: PrefixNode) -> None:
         del self._nodes[id(node)]
-        self._num_bytes -= node.num_bytes
+        self.num_bytes -= node.num_bytes
         for digest in node.digests:
             del self._by_digest[digest]
         if node.parent is not None:
@@ -138,15 +134,15 @@ class RunningSequence:
     """Whether what it computed may be reused, see `SequenceTable.forget`."""
     tokens: list[int] = field(default_factory=list[int])
     logprobs: list[float] = field(default_factory=list[float])
-    topk_tokens: list[np.ndarray] = field(default_factory=list[np.ndarray])
-    topk_logprobs: list[np.ndarray] = field(default_factory=list[np.ndarray])
+    alternatives: list[Alternatives] = field(default_factory=list[Alternatives])
+    """Of every token, where any are asked for."""
 
     @property
     def num_own(self) -> int:
         """Tokens whose keys and values are in the row."""
         return self.length - prefix_length(self.prefix)
 
-    def stop_reason(self) -> str | None:
+    def stop_reason(self) -> tinker.StopReason | None:
         """The reason why the sample ends after its last token, or ``None`` if it goes on."""
         if self.request.stop.ends(self.tokens):
             return "stop"
@@ -156,22 +152,24 @@ class RunningSequence:
         """Hand the last token to whoever listens to the request."""
         if self.request.listener is None:
             return
-        alternatives = (self.topk_tokens[-1], self.topk_logprobs[-1]) if self.topk_tokens else None
         self.request.listener(
             Drawn(
                 index=self.index,
                 token=self.tokens[-1],
                 logprob=self.logprobs[-1],
-                alternatives=alternatives,
+                alternatives=self.alternatives[-1] if self.alternatives else None,
                 stop_reason=stop_reason,
             )
         )
 
-    def sampled(self, stop_reason: str) -> tinker.SampledSequence:
+    def sampled(self, stop_reason: tinker.StopReason) -> tinker.SampledSequence:
         """The finished sample."""
-        topk = (np.stack(self.topk_tokens), np.stack(self.topk_logprobs)) if self.topk_tokens else None
+        topk = None
+        if self.alternatives:
+            ids, logprobs = zip(*self.alternatives, strict=True)
+            topk = np.stack(ids), np.stack(logprobs)
         return make_sequence(
-            stop_reason="stop" if stop_reason == "stop" else "length",
+            stop_reason=stop_reason,
             sequence_id=f"{self.request.name}-{self.index}",
             tokens=self.tokens,
             logprobs=self.logprobs,
@@ -295,11 +293,11 @@ class SequenceTable:
                 self.cache.copy_row(len(self.sequences), slot, last.num_own)
                 self.sequences[slot] = last
 
-    def shrink(self, max_bytes: int) -> None:
-        """Free the key-value stores of an idle decoder; that of sequences if it is larger than this."""
+    def shrink(self) -> None:
+        """Free the key-value stores of an idle decoder; that of sequences if it is larger than all saved prefixes."""
         if not self.sequences:
             self.prefilled = RaggedCache(rows=1)
-            if self.cache.num_bytes > max_bytes:
+            if self.cache.num_bytes > self._max_saved_bytes:
                 self.cache = RaggedCache(rows=1)
 
     def _shared(self, digest: bytes, prompts: Sequence[Prompt]) -> SharedPrefix | None:

@@ -46,11 +46,6 @@ class Cell:
     visible: np.ndarray
     """``[n, L]`` booleans: the keys on each query's path, and itself."""
 
-    @property
-    def num_entries(self) -> int:
-        """Scores computed, masked ones included."""
-        return self.visible.size
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PackedTree:
@@ -262,12 +257,12 @@ def tree_attention(
         )
     tree.num_attended += 1
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    named = range(len(tree.cells)) if cells is None else cells
     if softcap is None and can_compile(query) and query.shape[-1] == value.shape[-1]:
-        named = range(len(tree.cells)) if cells is None else cells
         return attend_tree(query, key, value, tree.plan(sliding_window), named, scale), None
     groups = query.shape[1] // key.shape[1]
     output = _TreeAttention.apply(
-        query[0].unflatten(0, (-1, groups)) * scale, key[0], value[0], tree, cells, sliding_window, softcap
+        query[0].unflatten(0, (-1, groups)) * scale, key[0], value[0], tree, named, sliding_window, softcap
     )
     return output.flatten(0, 1).transpose(0, 1)[None].contiguous(), None  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue]
 
@@ -282,19 +277,18 @@ class _TreeAttention(torch.autograd.Function):
         key: torch.Tensor,
         value: torch.Tensor,
         step: TreeStep,
-        cells: Sequence[int] | None,
+        cells: Sequence[int],
         window: int | None,
         softcap: float | None,
     ) -> torch.Tensor:
         output = query.new_zeros(*query.shape[:-1], value.shape[-1])
-        ctx.indices = range(len(step.cells)) if cells is None else cells
-        for index in ctx.indices:
+        for index in cells:
             cell = step.cells[index]
             weights, _ = _weights(query, key, step, index, window, softcap)
             part = weights.to(value.dtype) @ _gathered(value, cell, 1)
             output[:, :, cell.queries] = part.view(*output.shape[:2], -1, output.shape[-1])
         ctx.save_for_backward(query, key, value, output)
-        ctx.step, ctx.window, ctx.softcap = step, window, softcap
+        ctx.step, ctx.cells, ctx.window, ctx.softcap = step, cells, window, softcap
         return output
 
     @staticmethod
@@ -309,7 +303,7 @@ class _TreeAttention(torch.autograd.Function):
         grad_query = torch.zeros_like(query)
         grad_key = torch.zeros_like(key, dtype=torch.float32)
         grad_value = torch.zeros_like(value, dtype=torch.float32)
-        for index in ctx.indices:
+        for index in ctx.cells:
             cell = ctx.step.cells[index]
             weights, bend = _weights(query, key, ctx.step, index, ctx.window, ctx.softcap)
             keys, queries = _gathered(key, cell, 1), _folded(query, cell)

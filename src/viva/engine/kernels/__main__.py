@@ -5,7 +5,7 @@ python -m viva.engine.kernels
 
 import torch
 
-from viva.engine.kernels.ahead import compile_all
+from viva.engine.kernels import compile_all
 from viva.threads import prepare_threads
 
 if __name__ == "__main__":

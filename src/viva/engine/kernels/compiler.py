@@ -161,6 +161,14 @@ def _digest() -> int:
     return zlib.crc32(b"".join(path.read_bytes() for path in files))
 
 
+def widened(builder: ir.IRBuilder, number: Value) -> Value:
+    """A stored number as float32: the instructions of `widen`."""
+    if number.type == ir.FloatType():
+        return number
+    bits = builder.shl(builder.zext(number, ir.IntType(32)), ir.IntType(32)(16))
+    return builder.bitcast(bits, ir.FloatType())
+
+
 @_intrinsic
 def widen(context: object, value: types.Type) -> Codegen:
     """A stored number as float32."""
@@ -168,32 +176,9 @@ def widen(context: object, value: types.Type) -> Codegen:
     def generate(
         context: BaseContext, builder: ir.IRBuilder, signature: Signature, arguments: Values
     ) -> Value:
-        if value == types.float32:
-            return arguments[0]
-        bits = builder.shl(builder.zext(arguments[0], ir.IntType(32)), ir.IntType(32)(16))
-        return builder.bitcast(bits, ir.FloatType())
+        return widened(builder, arguments[0])
 
     return types.float32(value), generate
-
-
-@_intrinsic
-def _bits(context: object, value: types.Type) -> Codegen:
-    def generate(
-        context: BaseContext, builder: ir.IRBuilder, signature: Signature, arguments: Values
-    ) -> Value:
-        return builder.bitcast(arguments[0], ir.IntType(32))
-
-    return types.int32(types.float32), generate
-
-
-@_intrinsic
-def _from_bits(context: object, value: types.Type) -> Codegen:
-    def generate(
-        context: BaseContext, builder: ir.IRBuilder, signature: Signature, arguments: Values
-    ) -> Value:
-        return builder.bitcast(arguments[0], ir.FloatType())
-
-    return types.float32(types.int32), generate
 
 
 @_intrinsic
@@ -271,7 +256,9 @@ def exp(given: np.float32) -> np.float32:
     y = y * rest + np.float32(1.6666665459e-1)
     y = y * rest + np.float32(5.0000001201e-1)
     y = y * rest * rest + rest + np.float32(1.0)
-    y *= _from_bits((_bits(shifted) << np.int32(23)) + np.int32(0x3F800000))
+    y *= np.int32((np.float32(shifted).view(np.int32) << np.int32(23)) + np.int32(0x3F800000)).view(
+        np.float32
+    )
     return np.float32(0) if given < _LEAST else y
 
 

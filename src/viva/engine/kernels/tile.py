@@ -17,7 +17,7 @@ from numba.core import cgutils, config
 from numba.core.base import BaseContext
 from numba.core.typing.templates import Signature
 
-from viva.engine.kernels.compiler import Array, Codegen, Value, Values, inner
+from viva.engine.kernels.compiler import Array, Codegen, Value, Values, inner, widened
 
 Place = tuple[int, int, int]
 """Start of a matrix in an array, and the distances of its rows and of its columns."""
@@ -42,7 +42,7 @@ _PAIRS = ir.VectorType(_WORD, _LANES)
 
 
 @_literal_intrinsic
-def _add(  # an intrinsic takes no variable number of arguments
+def add_tile(  # an intrinsic takes no variable number of arguments
     context: object,
     rows: types.IntegerLiteral,
     left: types.Type,
@@ -54,63 +54,25 @@ def _add(  # an intrinsic takes no variable number of arguments
     count: types.Type,
     keep: types.Type,
 ) -> Codegen:
-    """`add_tile` of so many rows, a literal number."""
+    """``sums[r, c] = keep * sums[r, c] + sum_k left[r, k] right[k, c]`` for all ``r`` and ``c`` of a tile.
+
+    Args:
+        context: Numba's; callers leave it out.
+        rows: Of the tile, a literal number up to `TILE_ROWS`.
+        left: Array that holds the first factor, as float32 or bfloat16.
+        at: `Place` of that.
+        right: Array that holds the second factor. As bfloat16, two numbers of a column follow one another: then ``k``
+            counts pairs, of either factor.
+        right_at: `RowPlace` of that.
+        sums: Array that holds the result, in float32; written to.
+        sums_at: `RowPlace` of that.
+        count: Of ``k``.
+        keep: 1 to add to what is there, 0 to forget it.
+    """
     pair, triple = (types.UniTuple(types.int64, size) for size in (2, 3))
     number = types.int64
     signature = types.void(rows, left, triple, right, pair, sums, pair, number, number)
     return signature, _generate(rows.literal_value)
-
-
-@inner
-def add_tile(
-    left: Array,
-    at: Place,
-    right: Array,
-    right_at: RowPlace,
-    sums: Array,
-    sums_at: RowPlace,
-    count: int,
-    keep: int,
-) -> None:
-    """``sums[r, c] = keep * sums[r, c] + sum_k left[r, k] right[k, c]`` for all ``r`` and ``c`` of a tile.
-
-    Args:
-        left: Holds the first factor, as float32 or bfloat16.
-        at: Where that begins, and the distances of its rows and of its columns.
-        right: Holds the second factor; the numbers of a row follow one another. As bfloat16, pairs do:
-            then ``k`` counts pairs, of either factor.
-        right_at: Where that begins, and the distance of its rows.
-        sums: Holds the result as ``right`` its factor, in float32; written to.
-        sums_at: As ``right_at``.
-        count: Of ``k``.
-        keep: 1 to add to what is there, 0 to forget it.
-    """
-    _add(TILE_ROWS, left, at, right, right_at, sums, sums_at, count, keep)
-
-
-@inner
-def add_rest(
-    rows: int,
-    left: Array,
-    at: Place,
-    right: Array,
-    right_at: RowPlace,
-    sums: Array,
-    sums_at: RowPlace,
-    count: int,
-    keep: int,
-) -> None:
-    """`add_tile` of fewer rows."""
-    if rows == 1:
-        _add(1, left, at, right, right_at, sums, sums_at, count, keep)
-    elif rows == 2:
-        _add(2, left, at, right, right_at, sums, sums_at, count, keep)
-    elif rows == 3:
-        _add(3, left, at, right, right_at, sums, sums_at, count, keep)
-    elif rows == 4:
-        _add(4, left, at, right, right_at, sums, sums_at, count, keep)
-    elif rows == 5:
-        _add(5, left, at, right, right_at, sums, sums_at, count, keep)
 
 
 @inner
@@ -131,9 +93,19 @@ def add_rows(
     whole = rows // TILE_ROWS * TILE_ROWS
     for row in range(0, whole, TILE_ROWS):
         tile, target = (begin + row * row_step, row_step, step), (place + row * width, width)
-        add_tile(left, tile, right, right_at, sums, target, count, keep)
+        add_tile(TILE_ROWS, left, tile, right, right_at, sums, target, count, keep)
+    rest = rows - whole
     tile, target = (begin + whole * row_step, row_step, step), (place + whole * width, width)
-    add_rest(rows - whole, left, tile, right, right_at, sums, target, count, keep)
+    if rest == 1:
+        add_tile(1, left, tile, right, right_at, sums, target, count, keep)
+    elif rest == 2:
+        add_tile(2, left, tile, right, right_at, sums, target, count, keep)
+    elif rest == 3:
+        add_tile(3, left, tile, right, right_at, sums, target, count, keep)
+    elif rest == 4:
+        add_tile(4, left, tile, right, right_at, sums, target, count, keep)
+    elif rest == 5:
+        add_tile(5, left, tile, right, right_at, sums, target, count, keep)
 
 
 def _generate(num_rows: int) -> Callable[..., Value]:
@@ -145,7 +117,7 @@ def _generate(num_rows: int) -> Callable[..., Value]:
             for i in (1, 3, 5)
         )
         is_paired = signature.args[3].dtype == types.int16
-        read = _pair if is_paired else _widened
+        read = _pair if is_paired else _number
         begin, row_step, column_step = cgutils.unpack_tuple(builder, left[1])
         rights, right_step = _begin_of(builder, *right)
         results, result_step = _begin_of(builder, *sums)
@@ -186,12 +158,9 @@ def _load(builder: ir.IRBuilder, place: Value) -> Value:
     return builder.load(place, align=4)
 
 
-def _widened(builder: ir.IRBuilder, place: Value) -> Value:
+def _number(builder: ir.IRBuilder, place: Value) -> Value:
     """The number at a place as float32."""
-    number = builder.load(place)
-    if number.type == ir.FloatType():
-        return number
-    return builder.bitcast(builder.shl(builder.zext(number, _WORD), _WORD(16)), ir.FloatType())
+    return widened(builder, builder.load(place))
 
 
 def _pair(builder: ir.IRBuilder, place: Value) -> Value:

@@ -53,26 +53,18 @@ class TreePlan:
             cells: Of the tree.
             hidden: For each how many keys all of its queries see, and booleans of the rest, see `TreeStep.hidden`.
         """
-        stretches = [(part.start, part.stop) for cell in cells for part in cell.keys]
-        masks = [mask.numpy().reshape(-1) for _, mask in hidden]
-        ends = np.cumsum([0, *(len(cell.keys) for cell in cells)])
-        begins = np.cumsum([0, *map(len, masks)])
-        self._cells = np.array(
-            [
-                (
-                    cell.queries.start,
-                    cell.queries.stop,
-                    *ends[index : index + 2],
-                    shown,
-                    cell.visible.shape[1],
-                    begin,
-                )
-                for index, (cell, (shown, _), begin) in enumerate(
-                    zip(cells, hidden, begins[:-1], strict=True)
-                )
-            ],
-            dtype=np.int64,
-        )
+        rows: list[tuple[int, ...]] = []
+        stretches: list[tuple[int, int]] = []
+        masks: list[Array] = []
+        begin = 0
+        for cell, (shown, mask) in zip(cells, hidden, strict=True):
+            first = len(stretches)
+            stretches += [(part.start, part.stop) for part in cell.keys]
+            where = cell.queries.start, cell.queries.stop, first, len(stretches)
+            rows.append((*where, shown, cell.visible.shape[1], begin))
+            masks.append(mask.numpy().reshape(-1))
+            begin += mask.numel()
+        self._cells = np.array(rows, dtype=np.int64)
         self._stretches = np.array(stretches, dtype=np.int64)
         self._hidden = np.concatenate(masks)
 
@@ -81,9 +73,7 @@ class TreePlan:
         blocks = [
             (index, first)
             for index in indices
-            for first in range(
-                groups * int(self._cells[index, 0]), groups * int(self._cells[index, 1]), _BLOCK_ROWS
-            )
+            for first in range(groups * self._cells[index, 0], groups * self._cells[index, 1], _BLOCK_ROWS)
         ]
         return np.array(blocks, dtype=np.int64).reshape(-1, 2), self._cells, self._stretches, self._hidden
 
@@ -149,7 +139,7 @@ class _CompiledAttention(torch.autograd.Function):
         # the softmax's backward pass needs sum(weight * slope) of every query, which is output * gradient
         means = (grad_outputs[0][0] * output).sum(dim=-1, dtype=torch.float32)
         means = means.view(tokens, heads, groups).transpose(0, 1).contiguous()
-        width = -(-size // TILE_COLUMNS) * TILE_COLUMNS
+        width = _whole_tiles(size)
         by_query = torch.zeros(heads, tokens * groups * width)
         by_key, by_value = (torch.zeros(heads, -(-num_threads() // heads), tokens * width) for _ in range(2))
         _attend_tree_back(
@@ -171,7 +161,7 @@ def _queries(states: torch.Tensor, groups: int, scale: float) -> Array:
     """``[1, Q, S, D]`` as scaled rows of the key-value heads, ``[K, (N + R) D]``, those of a token together."""
     _, heads, tokens, size = states.shape
     rows = tokens * groups
-    store = _zeros(heads // groups, rows + TILE_ROWS, size)
+    store = torch.zeros(heads // groups, rows + TILE_ROWS, _whole_tiles(size))
     wanted = store[:, :rows, :size].unflatten(1, (tokens, groups))
     torch.mul(states[0].unflatten(0, (-1, groups)).transpose(1, 2), scale, out=wanted)
     return store.flatten(1).numpy()
@@ -179,7 +169,7 @@ def _queries(states: torch.Tensor, groups: int, scale: float) -> Array:
 
 def _rows(states: torch.Tensor) -> Array:
     """``[1, K, S, D]`` as rows of whole tiles, ``[K, S D]``."""
-    store = _zeros(*states.shape[1:])
+    store = torch.zeros(*states.shape[1:3], _whole_tiles(states.shape[3]))
     store[..., : states.shape[3]] = states[0]
     return store.flatten(1).numpy()
 
@@ -187,15 +177,14 @@ def _rows(states: torch.Tensor) -> Array:
 def _columns(states: torch.Tensor) -> Array:
     """``[1, K, S, D]`` as columns, ``[K, D (S + W)]``, where ``D`` is of whole tiles."""
     _, heads, tokens, size = states.shape
-    width = -(-size // TILE_COLUMNS) * TILE_COLUMNS
-    store = torch.zeros(heads, width, tokens + TILE_COLUMNS)
+    store = torch.zeros(heads, _whole_tiles(size), tokens + TILE_COLUMNS)
     store[:, :size, :tokens] = states[0].mT
     return store.flatten(1).numpy()
 
 
-def _zeros(heads: int, rows: int, size: int) -> torch.Tensor:
-    """``[heads, rows, D]`` with ``D`` of whole tiles."""
-    return torch.zeros(heads, rows, -(-size // TILE_COLUMNS) * TILE_COLUMNS)
+def _whole_tiles(size: int) -> int:
+    """A size of heads filled up to a whole number of tiles."""
+    return -(-size // TILE_COLUMNS) * TILE_COLUMNS
 
 
 @inner
@@ -213,7 +202,7 @@ def _by_keys(
                 # what this writes behind the stretch is overwritten by the next
                 at = ((first + row) * size, size, 1)
                 place = (row * step + done + key - begin, step)
-                add_tile(rows, at, keys, (key, width), flat, place, size, 0)
+                add_tile(TILE_ROWS, rows, at, keys, (key, width), flat, place, size, 0)
         done += stop - begin
 
 
@@ -229,7 +218,8 @@ def _by_values(weights: Array, count: int, values: Array, stretches: Array, size
             for row in range(0, count, TILE_ROWS):
                 at, place = (row * step + done, step, 1), (row * size + column, size)
                 keep = 1 if stretch else 0
-                add_tile(flat, at, values, (begin * size + column, size), total, place, stop - begin, keep)
+                where = begin * size + column, size
+                add_tile(TILE_ROWS, flat, at, values, where, total, place, stop - begin, keep)
         done += stop - begin
 
 
