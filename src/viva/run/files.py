@@ -146,6 +146,22 @@ def write_atomic(path: Path, text: str) -> None:
         force_to_disk(path.parent)
 
 
+def append_lines(path: Path, text: str) -> int:
+    """Append whole lines at once, behind a torn one on a line of their own, and return the file's new size.
+
+    Raises:
+        OSError: If it cannot be written; the error names the file.
+    """
+    with naming(path), path.open("ab+") as file:
+        if file.seek(0, os.SEEK_END):
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                text = f"\n{text}"
+        file.write(text.encode())
+        file.flush()
+        return file.tell()
+
+
 def place_problem(folder: Path) -> str | None:
     """The obstacle to writing in a folder that is there or will be made; ``None`` if there is none."""
     for place in (folder, *folder.parents):
@@ -273,11 +289,8 @@ def note_written(paths: Sequence[Path], *, as_folder: bool = False) -> None:
     names = [path.relative_to(folder).as_posix() + "/" * as_folder for path in absolute]
     known = _listed(folder)
     new = "".join(json.dumps({"path": name}) + "\n" for name in names if name not in known)
-    with naming(folder / MARK), (folder / MARK).open("ab+") as file:
-        file.seek(0)
-        is_torn = not file.read().endswith(b"\n")
-        if new:
-            file.write(("\n" * is_torn + new).encode())
+    if new:
+        append_lines(folder / MARK, new)
 
 
 def strangers(folder: Path) -> list[str]:

@@ -9,7 +9,7 @@ import { Tokens } from "./tokens.js";
 import { grid } from "./turns.js";
 import { verdicts } from "./verdicts.js";
 
-class Conversation {
+export class Conversation {
   constructor(root, { parts, parameters }) {
     this.root = root;
     this.filters = filtersOf(parameters);
@@ -67,10 +67,4 @@ class Conversation {
     const isOpen = all.every((node) => node.open);
     for (const node of all) node.open = !isOpen;
   }
-}
-
-export async function conversationView(root, context) {
-  const view = new Conversation(root, context);
-  await view.build();
-  return view;
 }

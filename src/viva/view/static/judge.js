@@ -20,9 +20,10 @@ function orders(counts) {
     "Pairs by their verdicts in both orders");
 }
 
-class Judge extends Filtered {
+export class Judge extends Filtered {
+  name = "judge";
+
   async build() {
-    if (!this.runs.length) this.runs = (await ask("runs")).runs;
     const [listed, answer] = await this.ask();
     this.frame("Judge", h("div", {}), listed.facets);
     this.fill(answer);
@@ -58,10 +59,4 @@ class Judge extends Filtered {
     renewStrategies(this.bar, listed.facets, this.filters.strategy);
     if (!this.body.contains(document.activeElement)) this.fill(answer);
   }
-}
-
-export async function judgeView(root, context) {
-  const view = new Judge("judge", root, context);
-  await view.build();
-  return view;
 }

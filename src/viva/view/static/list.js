@@ -1,7 +1,7 @@
 // The conversations of a run: filters and one page of rows, all of it in the address.
 
 import { ask, has, isReport, link, remember } from "./api.js";
-import { h, number, replace, table } from "./dom.js";
+import { counted, h, number, replace, table } from "./dom.js";
 
 const ANSWERS = [["", "any answers"], ["right", "all right"], ["mixed", "some right"], ["wrong", "all wrong"], ["mended", "revision mended"],
   ["spoiled", "revision spoiled"], ["unknown", "not known"]];
@@ -19,11 +19,10 @@ export function answersText(row) {
   return row.num_graded ? `${row.num_right}/${row.num_graded}` : "–";
 }
 
-const counted = (count, noun) => (count ? `${count} ${noun}${count > 1 ? "s" : ""}` : "");
-
 function stateText(row) {
   return [row.is_void ? "void" : "", row.num_failures ? `${row.num_failures} failed` : "", row.num_mended > 0 ? `${row.num_mended} mended` : "",
-    row.num_mended < 0 ? `${-row.num_mended} spoiled` : "", counted(row.judged.flips, "flip"), counted(row.judged.cycles, "cycle"),
+    row.num_mended < 0 ? `${-row.num_mended} spoiled` : "", row.judged.flips ? counted(row.judged.flips, "flip") : "",
+    row.judged.cycles ? counted(row.judged.cycles, "cycle") : "",
     row.has_tokens ? "tokens" : ""].filter(Boolean).join(", ");
 }
 
@@ -74,10 +73,10 @@ export function questionOf(row, filters) {
   return has("conversation", where) ? h("a", { href: link(["conversation", where.step, where.group], filters) }, text) : text;
 }
 
-// Rows that match the filters, by pages.
+// Rows that match the filters, by pages, of the view of a name.
 export class Filtered {
-  constructor(name, root, { parameters, runs }) {
-    Object.assign(this, { name, root, runs, filters: filtersOf(parameters), page: Number(parameters.page) || 0, loading: 0 });
+  constructor(root, { parameters, runs }) {
+    Object.assign(this, { root, runs, filters: filtersOf(parameters), page: Number(parameters.page) || 0, loading: 0 });
   }
 
   parameters() {
@@ -127,11 +126,11 @@ export class Filtered {
   }
 }
 
-class List extends Filtered {
+export class List extends Filtered {
+  name = "conversations";
   chosen = 0;
 
   async build() {
-    if (!this.runs.length) this.runs = (await ask("runs")).runs;
     const answer = await ask("conversations", this.parameters());
     this.frame("Conversations", h("div", { class: "rows" }), answer.facets);
     this.fill(answer);
@@ -175,10 +174,3 @@ class List extends Filtered {
     return super.key(event);
   }
 }
-
-export async function listView(root, context) {
-  const view = new List("conversations", root, context);
-  await view.build();
-  return view;
-}
-
