@@ -24,6 +24,15 @@ from viva.conversation.records import encodable
 from viva.model_files import force_to_disk, sealed, unsealed
 from viva.run.secrets import map_texts, without_secrets
 
+CONFIG_FILE = "config.json"
+METRICS_FILE = "metrics.jsonl"
+TRANSCRIPTS_FILE = "transcripts.jsonl"
+SAMPLES_FILE = "samples.jsonl"
+TOKENS_FILE = "tokens.jsonl"
+LOG_FILES = (METRICS_FILE, TRANSCRIPTS_FILE, SAMPLES_FILE, TOKENS_FILE)
+INDEX = "checkpoints.jsonl"
+"""The index of a run's checkpoints."""
+
 LOCK = ".viva.lock"
 """File by which a process holds a folder; while it does, the file names the process."""
 
@@ -245,14 +254,13 @@ MARK = "written.jsonl"
 """The file that marks the folder of a run, and lists."""
 
 _FORMAT = "viva run 1"
-_REPLACED = ("config.json", "checkpoints.jsonl", "trackers.json", "report.html", MARK)
+_REPLACED = (CONFIG_FILE, INDEX, "trackers.json", "report.html", MARK)
 """Files that are written anew as a whole while a run goes."""
-_LAST = ("config.json", MARK)
+_LAST = (CONFIG_FILE, MARK)
 """Deleted after all else, so that what is left of a run is one, and marked, until then."""
 _FOLDERS = ("state", "state/*", "state/*/*", "state/client-*/*/*", "journal")
 _PLACES = (
-    *(LOCK, MARK, "config.json", "checkpoints.jsonl", "trackers.json"),
-    *("metrics.jsonl", "transcripts.jsonl", "samples.jsonl", "tokens.jsonl"),
+    *(LOCK, MARK, CONFIG_FILE, INDEX, "trackers.json", *LOG_FILES),
     *("journal/*.jsonl", "state/*/*/*.json", "state/*/*/*.safetensors"),
     *("state/client-*/*/*/*.json", "state/client-*/*/*/*.safetensors"),
     # what a process that was killed while it wrote leaves

@@ -18,7 +18,7 @@ from pathlib import Path
 import httpx
 
 from viva.conversation.messages import unknown
-from viva.run.files import note_written, read_json, write_json
+from viva.run.files import CONFIG_FILE, note_written, read_json, write_json
 from viva.run.folder import RunFolder
 
 CONSOLE = "console"
@@ -125,7 +125,7 @@ class _TrackedRun:
         self._next_steps: dict[str, int] = stored.get("next_steps", {})
         # before a tracker sees the id: a run that dies before its first step goes on under the same one
         self._write()
-        self.config = read_json(folder / "config.json")
+        self.config = read_json(folder / CONFIG_FILE)
         """The options. Nothing else about program or machine is handed on."""
 
     def next_step_of(self, tracker: str) -> int:
@@ -303,5 +303,6 @@ def _start(run: _TrackedRun, choice: TrackerChoice) -> OpenTracker:
         return _TRACKERS[choice.name](run, choice)
     except (OSError, RuntimeError, httpx.HTTPError) as error:
         raise ValueError(
-            f"trackers={choice.name} cannot start: {type(error).__name__}: {error}. See to it, or leave it out of trackers."
+            f"trackers={choice.name} cannot start: {type(error).__name__}: {error}. See to it, or leave it out of "
+            "trackers."
         ) from error

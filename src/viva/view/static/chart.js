@@ -16,7 +16,7 @@ export function smooth(values, factor) {
   });
 }
 
-export function ticks(low, high, most) {
+function ticks(low, high, most) {
   const raw = (high - low) / Math.max(1, most - 1);
   const power = 10 ** Math.floor(Math.log10(raw));
   const step = [1, 2, 5, 10].map((factor) => factor * power).find((each) => each >= raw * (1 - 1e-9));

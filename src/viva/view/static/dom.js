@@ -52,6 +52,12 @@ export function table(className, heads, rows, caption) {
           cell instanceof Element && cell.tagName === "TD" ? cell : h("td", {}, cell)))))));
 }
 
+// Figures side by side, each with its title, and with a remark below where it has one.
+export function cards(figures) {
+  return h("div", { class: "cards" }, figures.map(({ title, value, below, id }) => h("div", { class: "card" },
+    h("p", { class: "name" }, title), h("p", { class: "value", id }, value), below === undefined ? null : h("p", { class: "muted" }, below))));
+}
+
 // A number for people: four significant digits, no needless zeros.
 export function number(value) {
   if (value === null || value === undefined) return "–";

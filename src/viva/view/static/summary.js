@@ -2,14 +2,11 @@
 
 import { ask } from "./api.js";
 import { chart } from "./chart.js";
-import { h, replace, table } from "./dom.js";
+import { cards, h, replace, table } from "./dom.js";
 
 const ACCURACY = "test/direct_accuracy";
 const GREEDY = "test/direct_accuracy_greedy";
 const WON = "test/judged/win_rate";
-
-const cards = (found) => h("div", { class: "cards" }, found.map((card) =>
-  h("div", { class: "card" }, h("p", { class: "name" }, card.title), h("p", { class: "value" }, card.value), h("p", { class: "muted" }, card.below))));
 
 function accuracy(run) {
   if (!run.has_accuracy) return run.judged.length ? null : h("p", { class: "muted" }, "Held-out accuracy was not measured: the run had no test set with answers.");
