@@ -5,7 +5,7 @@ import { h, number, replace, svg } from "./dom.js";
 const WIDE = { left: 52, right: 10, top: 8, bottom: 22 };
 
 // Exponential smoothing without the bias of its start: each value is a weighted mean of those up to it.
-export function smooth(values, factor) {
+function smooth(values, factor) {
   if (!factor) return values;
   let sum = 0;
   let weight = 0;

@@ -49,7 +49,6 @@ class Points {
 class Figure {
   constructor(view, section, entry, size) {
     Object.assign(this, { view, entry, size, isDrawn: false });
-    this.text = `${section.title} ${entry.title} ${entry.curves.map((curve) => curve.key).join(" ")}`;
     this.title = `${section.title}: ${entry.title}`;
     this.plot = h("div", { class: "plot waiting" });
     const at = link(["curves", section.title, entry.title], view.parameters());
