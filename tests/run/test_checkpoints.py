@@ -252,9 +252,9 @@ async def test_of_a_folder_of_states_only_those_without_a_line_are_deleted(tmp_p
     (weights / "mine").mkdir()
     (weights / "link").symlink_to(tmp_path / "state", target_is_directory=True)
     (weights / ".000003~a").mkdir()
-    checkpoints.discard_unlisted(weights)
+    checkpoints.discard_unlisted()
     assert sorted(path.name for path in weights.iterdir()) == ["000001", "link", "mine", "note.txt"]
-    checkpoints.discard_unlisted(tmp_path / "not there")
+    Checkpoints(tmp_path / "not there").discard_unlisted()
 
 
 async def test_the_folder_of_a_dropped_state_is_deleted(tmp_path):

@@ -1,7 +1,9 @@
 """What is on disk: behaviors, torn files, checkpoints that survive."""
 
+import io
 import json
 import os
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -61,16 +63,21 @@ def test_resume_keeps_the_run_and_refuses_other_options(tmp_path):
         open_folder(tmp_path, "resume", config=CONFIG | {"seed": 2})
 
 
-def test_ask_asks_until_it_gets_an_answer(tmp_path):
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_ask_asks_until_it_gets_an_answer(tmp_path, monkeypatch):
     open_folder(tmp_path)
     (tmp_path / "metrics.jsonl").write_text("")
-    answers = iter(["what?", " Resume "])
-    open_folder(tmp_path, "ask", ask=lambda question: next(answers))
+    monkeypatch.setattr(sys, "stdin", Terminal("what?\n Resume \ndelete\nexit\n"))
+    open_folder(tmp_path, "ask")
     assert (tmp_path / "metrics.jsonl").exists()
-    open_folder(tmp_path, "ask", ask=lambda question: "delete")
+    open_folder(tmp_path, "ask")
     assert not (tmp_path / "metrics.jsonl").exists()
     with pytest.raises(ValueError, match="you chose not to touch it"):
-        open_folder(tmp_path, "ask", ask=lambda question: "exit")
+        open_folder(tmp_path, "ask")
 
 
 def test_ask_without_a_terminal_says_what_to_pass(tmp_path):
@@ -260,7 +267,7 @@ def test_links_that_lead_out_of_the_folder_are_refused(tmp_path):
             open_folder(run, "resume")
         if name != "metrics.jsonl":
             with pytest.raises(ValueError, match="leads out of the run's folder"):
-                folder.checkpoints.discard_unlisted(run / "state" / "weights")
+                folder.checkpoints.discard_unlisted()
         open_folder(run, "delete")
         assert ((outside / "notes").read_text(), (outside / "theirs").is_dir()) == ("theirs", True)
 

@@ -140,7 +140,7 @@ def test_a_models_folder_is_no_runs_folder(tmp_path, behavior):
         with pytest.raises(
             ValueError, match=r"is not the folder of a run of Viva, but holds .* Nothing was touched"
         ):
-            start(folder, behavior, ask=lambda question: "delete")
+            start(folder, behavior)
         assert contents(folder) == before
         assert not (folder / LOCK).exists()
 

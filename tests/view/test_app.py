@@ -190,7 +190,7 @@ async def test_verdicts_flips_cycles_and_agreement_are_worked_out(make_run: Make
         record = (await ask(made, "/api/conversation?step=0&group=1"))["record"]
         assert [pair["items"] for pair in record["pairs"] if pair["is_flipped"]] == [[0, 1]]
         judge, ranking = record["verdicts"]
-        assert judge["agreement"] == {"num_right": 2, "num_pairs": 4}
+        assert judge["agreement"] == [2, 4]
         assert (ranking["segment"], ranking["cycles"]) == ("ranking", [[0, 1, 2]])
         judge = await ask(made, "/api/judge?step_to=1")
         assert (judge["totals"]["conversations"], judge["totals"]["flips"], judge["totals"]["pairs"]) == (

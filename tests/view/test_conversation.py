@@ -86,7 +86,7 @@ def test_votes_on_initial_and_revised_solutions_name_both(critique_transcript):
     record = shown(line)
     assert record["turns"][-1]["response"]["preferences"] == [vote]
     # agent 0's revised solution is right, agent 1's initial one is wrong
-    assert record["verdicts"][3]["agreement"] == {"num_right": 1, "num_pairs": 1}
+    assert record["verdicts"][3]["agreement"] == [1, 1]
 
 
 def test_a_long_text_loses_its_middle_and_is_found_again_by_its_reference(transcript, turn):

@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+from viva.run.files import LOG_FILES
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = " ".join((ROOT / "docs" / "view.md").read_text(encoding="utf-8").split())
 STATIC = ROOT / "src" / "viva" / "view" / "static"
@@ -17,6 +19,4 @@ def test_every_key_of_the_help_is_on_the_page() -> None:
 
 
 def test_every_file_that_a_run_appends_to_is_on_the_page_or_is_for_other_commands() -> None:
-    log = (ROOT / "src" / "viva" / "run" / "log.py").read_text(encoding="utf-8")
-    files = set(re.findall(r'"(\w+\.jsonl)"', log[log.index("_FILES") :].partition("\n")[0]))
-    assert {name for name in files if f"`{name}`" not in PAGE} == {"samples.jsonl"}
+    assert {name for name in LOG_FILES if f"`{name}`" not in PAGE} == {"samples.jsonl"}

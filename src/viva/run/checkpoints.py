@@ -27,8 +27,8 @@ import tinker
 from viva import __version__
 from viva.conversation.messages import did_you_mean
 from viva.model_files import MismatchError, is_inside, sealed
-from viva.run.files import naming, read_json, write_atomic
-from viva.run.log import BEGUN, INDEX, Checkpoint, read_index
+from viva.run.files import INDEX, METRICS_FILE, naming, read_json, write_atomic
+from viva.run.log import BEGUN, Checkpoint, read_index
 from viva.sdk import PreciseTrainingClient, TrainingClient
 
 _BLOCK = 1 << 20
@@ -38,6 +38,8 @@ _OWN_BESIDE = re.compile(
 """Names of weights beside states, and of what a killed writer leaves."""
 _OWN_STATE = re.compile(r"[0-9]{6,}(-kept)?(\.[A-Za-z0-9_-]+)?(-again)?|\..+")
 """Names of states that runs save, and of what a killed writer leaves."""
+_STATES = "state/weights"
+"""The folder in a run's where the local engine saves states."""
 _MEMBER = "member-"
 """Begins the names, beside a checkpoint's state, of the states of a run's other policies."""
 _PACKAGES = ("tinker", "tinker-cookbook", "torch", "transformers", "tokenizers", "peft", "numpy")
@@ -133,7 +135,7 @@ class Checkpoints:
         path = self.folder / INDEX
         if path.exists():
             return
-        log, weights = self.folder / "metrics.jsonl", self.folder / "state" / "weights"
+        log, weights = self.folder / METRICS_FILE, self.folder / _STATES
         states = sorted(state.name for state in weights.iterdir()) if weights.is_dir() else []
         if states or (log.exists() and log.stat().st_size):
             kept = f"states are saved ({', '.join(states)})" if states else "steps are logged"
@@ -308,12 +310,13 @@ class Checkpoints:
         if damage or kept != found:
             self._write(kept)
 
-    def discard_unlisted(self, folder: Path) -> None:
-        """Delete the states in a folder of the run that a crash left without a line in the index, and nothing else.
+    def discard_unlisted(self) -> None:
+        """Delete the states that a crash left without a line in the index, and nothing else.
 
         Raises:
-            ValueError: If the folder is a link out of the run's folder.
+            ValueError: If their folder is a link out of the run's folder.
         """
+        folder = self.folder / _STATES
         if not is_inside(folder, self.folder):
             raise ValueError(
                 f"{folder} leads out of the run's folder {self.folder}; nothing is deleted there"
@@ -382,11 +385,8 @@ def state_name(checkpoint: Checkpoint, member: str | None) -> str | None:
 
 def _states(checkpoint: Checkpoint) -> list[str]:
     """Paths of the states of all policies."""
-    beside = checkpoint.beside
-    return [
-        checkpoint.state_path,
-        *(beside[member_state(name)] for name in members_beside(checkpoint)),
-    ]
+    members = [path for name, path in checkpoint.beside.items() if name.startswith(_MEMBER)]
+    return [checkpoint.state_path, *members]
 
 
 def _earlier(others: Sequence[Checkpoint], now: Mapping[str, str]) -> list[Mapping[str, str]]:

@@ -24,6 +24,15 @@ from viva.conversation.records import encodable
 from viva.model_files import force_to_disk, sealed, unsealed
 from viva.run.secrets import map_texts, without_secrets
 
+CONFIG_FILE = "config.json"
+METRICS_FILE = "metrics.jsonl"
+TRANSCRIPTS_FILE = "transcripts.jsonl"
+SAMPLES_FILE = "samples.jsonl"
+TOKENS_FILE = "tokens.jsonl"
+LOG_FILES = (METRICS_FILE, TRANSCRIPTS_FILE, SAMPLES_FILE, TOKENS_FILE)
+INDEX = "checkpoints.jsonl"
+"""The index of a run's checkpoints."""
+
 LOCK = ".viva.lock"
 """File by which a process holds a folder; while it does, the file names the process."""
 
@@ -146,6 +155,22 @@ def write_atomic(path: Path, text: str) -> None:
         force_to_disk(path.parent)
 
 
+def append_lines(path: Path, text: str) -> int:
+    """Append whole lines at once, behind a torn one on a line of their own, and return the file's new size.
+
+    Raises:
+        OSError: If it cannot be written; the error names the file.
+    """
+    with naming(path), path.open("ab+") as file:
+        if file.seek(0, os.SEEK_END):
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                text = f"\n{text}"
+        file.write(text.encode())
+        file.flush()
+        return file.tell()
+
+
 def place_problem(folder: Path) -> str | None:
     """The obstacle to writing in a folder that is there or will be made; ``None`` if there is none."""
     for place in (folder, *folder.parents):
@@ -229,14 +254,13 @@ MARK = "written.jsonl"
 """The file that marks the folder of a run, and lists."""
 
 _FORMAT = "viva run 1"
-_REPLACED = ("config.json", "checkpoints.jsonl", "trackers.json", "report.html", MARK)
+_REPLACED = (CONFIG_FILE, INDEX, "trackers.json", "report.html", MARK)
 """Files that are written anew as a whole while a run goes."""
-_LAST = ("config.json", MARK)
+_LAST = (CONFIG_FILE, MARK)
 """Deleted after all else, so that what is left of a run is one, and marked, until then."""
 _FOLDERS = ("state", "state/*", "state/*/*", "state/client-*/*/*", "journal")
 _PLACES = (
-    *(LOCK, MARK, "config.json", "checkpoints.jsonl", "trackers.json"),
-    *("metrics.jsonl", "transcripts.jsonl", "samples.jsonl", "tokens.jsonl"),
+    *(LOCK, MARK, CONFIG_FILE, INDEX, "trackers.json", *LOG_FILES),
     *("journal/*.jsonl", "state/*/*/*.json", "state/*/*/*.safetensors"),
     *("state/client-*/*/*/*.json", "state/client-*/*/*/*.safetensors"),
     # what a process that was killed while it wrote leaves
@@ -273,11 +297,8 @@ def note_written(paths: Sequence[Path], *, as_folder: bool = False) -> None:
     names = [path.relative_to(folder).as_posix() + "/" * as_folder for path in absolute]
     known = _listed(folder)
     new = "".join(json.dumps({"path": name}) + "\n" for name in names if name not in known)
-    with naming(folder / MARK), (folder / MARK).open("ab+") as file:
-        file.seek(0)
-        is_torn = not file.read().endswith(b"\n")
-        if new:
-            file.write(("\n" * is_torn + new).encode())
+    if new:
+        append_lines(folder / MARK, new)
 
 
 def strangers(folder: Path) -> list[str]:

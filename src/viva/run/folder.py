@@ -20,8 +20,14 @@ from typing import Any, Literal, TypeAlias, TypeVar, get_args
 from viva.model_files import SEAL, MismatchError, check_base, is_inside
 from viva.run.checkpoints import Checkpoint, Checkpoints, environment
 from viva.run.files import (
+    CONFIG_FILE,
+    INDEX,
     LOCK,
     MARK,
+    METRICS_FILE,
+    SAMPLES_FILE,
+    TOKENS_FILE,
+    TRANSCRIPTS_FILE,
     FolderLock,
     delete_written,
     is_marked,
@@ -43,17 +49,16 @@ OpenedT = TypeVar("OpenedT")
 
 _log = logging.getLogger(__name__)
 
-_CONFIG = "config.json"
 _BASE = "base_digests"
 """A key of ``config.json`` that is no option: `PreparedFolder.with_base` compares it."""
 _CODE = "user_code"
 """Digests of the user's own code by the name under which the options have it, see `viva.selfplay.user_code`."""
-_MARKS = (_CONFIG, "metrics.jsonl", "checkpoints.jsonl")
+_MARKS = (CONFIG_FILE, METRICS_FILE, INDEX)
 _ENTRIES = (
     *_MARKS,
-    "transcripts.jsonl",
-    "samples.jsonl",
-    "tokens.jsonl",
+    TRANSCRIPTS_FILE,
+    SAMPLES_FILE,
+    TOKENS_FILE,
     "state",
     "journal",
     "adapter",
@@ -156,7 +161,7 @@ class RunFolder:
             self.checkpoints.discard_after(checkpoint)
             self.log.cut_back(checkpoint.log_sizes if checkpoint else {})
         if not self.checkpoints.damage():  # else a state without a line may be that of a damaged one
-            self.checkpoints.discard_unlisted(self.state_dir / "weights")
+            self.checkpoints.discard_unlisted()
         sweep(self.path)
 
 
@@ -179,39 +184,38 @@ class PreparedFolder:
             ValueError: If a run that goes on was begun on another base model.
         """
         if self.resumes:
-            config = read_json(self.folder.path / _CONFIG)
+            config = read_json(self.folder.path / CONFIG_FILE)
             was = str(config.get("model_name"))
             check_base(f"the run in {self.folder.path}", config.get(_BASE, {}), name, digests, was=was)
         return replace(self, config={**self.config, _BASE: dict(digests)})
 
     def open(self) -> RunFolder:
         """Make the folder, or delete the run in it if that was asked for, and write ``config.json``."""
+        folder, path = self.folder, self.folder.path
         try:
-            self._open(self.folder.path)
+            if not folder.lock.is_held:
+                was_made = not path.exists()
+                path.mkdir(parents=True, exist_ok=True)
+                folder.lock.acquire()
+                folder.was_made = was_made
+            if self.deletes:
+                _check_deletable(path)
+                delete_written(path)
+            elif not self.resumes and _holds_run(path):
+                raise ValueError(
+                    f"a run was begun in log_path={path} meanwhile. Give another log_path, or "
+                    "behavior_if_exists=resume."
+                )
+            folder.is_new = not self.resumes
+            if folder.is_new or not is_marked(path):
+                mark(path)
+            write_json(path / CONFIG_FILE, self.config)
+            if folder.is_new:
+                folder.checkpoints.begin()
         except BaseException:
-            self.folder.close()
+            folder.close()
             raise
-        return self.folder
-
-    def _open(self, path: Path) -> None:
-        if not self.folder.lock.is_held:
-            was_made = not path.exists()
-            path.mkdir(parents=True, exist_ok=True)
-            self.folder.lock.acquire()
-            self.folder.was_made = was_made
-        if self.deletes:
-            _check_deletable(path)
-            delete_written(path)
-        elif not self.resumes and _holds_run(path):
-            raise ValueError(
-                f"a run was begun in log_path={path} meanwhile. Give another log_path, or behavior_if_exists=resume."
-            )
-        self.folder.is_new = not self.resumes
-        if self.folder.is_new or not is_marked(path):
-            mark(path)
-        write_json(path / _CONFIG, self.config)
-        if not self.resumes:
-            self.folder.checkpoints.begin()
+        return folder
 
 
 def prepare_run_folder(
@@ -220,7 +224,6 @@ def prepare_run_folder(
     behavior: BehaviorIfExists,
     config: Mapping[str, object],
     free_options: Collection[str] = (),
-    ask: Callable[[str], str] | None = None,
     ttl_seconds: int | None = None,
 ) -> PreparedFolder:
     """Find out whether a run may use a folder, before anything in it is touched.
@@ -231,7 +234,6 @@ def prepare_run_folder(
             ``ask`` asks on the terminal.
         config: The run's options as JSON values. Credentials in URLs are removed.
         free_options: Options that a resumed run may change; all others must be as they were.
-        ask: Puts a question and returns the answer; default: the terminal.
         ttl_seconds: When a remote engine may delete the checkpoints before the last and the best.
 
     Raises:
@@ -249,7 +251,7 @@ def prepare_run_folder(
         # else there is nothing yet that another process could write
         folder.lock.acquire()
     try:
-        decided = _decided(path, behavior, ask) if _holds_run(path) else None
+        decided = _decided(path, behavior) if _holds_run(path) else None
         if decided == "delete":
             _check_deletable(path)
         if decided == "resume":
@@ -287,7 +289,7 @@ def _holds_run(path: Path) -> bool:
 def _is_unmarked_run(path: Path) -> bool:
     """Whether ``config.json`` is that of a run of version 0.1.0, which marked no folder."""
     try:
-        content = parse_line((path / _CONFIG).read_bytes())
+        content = parse_line((path / CONFIG_FILE).read_bytes())
     except (OSError, ValueError):
         return False
     return SEAL in content or {"recipe", "log_path"} <= content.keys()
@@ -323,9 +325,7 @@ def _check_links(path: Path) -> None:
             )
 
 
-def _decided(
-    path: Path, behavior: BehaviorIfExists, ask: Callable[[str], str] | None
-) -> Literal["resume", "delete"]:
+def _decided(path: Path, behavior: BehaviorIfExists) -> Literal["resume", "delete"]:
     """The decision about the run in a folder."""
     if behavior == "resume" or behavior == "delete":
         return behavior
@@ -334,15 +334,13 @@ def _decided(
             f"log_path={path} already holds a run. Give another log_path, "
             "or behavior_if_exists=resume to continue it or =delete to start anew."
         )
-    if ask is None:
-        if not sys.stdin.isatty():
-            raise ValueError(
-                f"log_path={path} already holds a run and there is no terminal to ask. "
-                "Pass behavior_if_exists=resume, delete or raise."
-            )
-        ask = input
+    if not sys.stdin.isatty():
+        raise ValueError(
+            f"log_path={path} already holds a run and there is no terminal to ask. "
+            "Pass behavior_if_exists=resume, delete or raise."
+        )
     while True:
-        answer = ask(f"{path} already holds a run. Type resume, delete or exit: ").strip().lower()
+        answer = input(f"{path} already holds a run. Type resume, delete or exit: ").strip().lower()
         if answer == "exit":
             raise ValueError(f"log_path={path} already holds a run, and you chose not to touch it.")
         if answer == "resume" or answer == "delete":
@@ -350,15 +348,15 @@ def _decided(
 
 
 def _check_same_options(path: Path, config: Mapping[str, Any], free_options: Collection[str]) -> None:
-    if not (path / _CONFIG).exists():
+    if not (path / CONFIG_FILE).exists():
         raise ValueError(
-            f"{path / _CONFIG} is missing, so that nothing says which options the run had. Nothing was touched: put it "
-            "back from a copy, give another log_path, or give the run up with behavior_if_exists=delete."
+            f"{path / CONFIG_FILE} is missing, so that nothing says which options the run had. Nothing was touched: "
+            "put it back from a copy, give another log_path, or give the run up with behavior_if_exists=delete."
         )
-    before = redacted(read_json(path / _CONFIG))  # of a version that hid less
+    before = redacted(read_json(path / CONFIG_FILE))  # of a version that hid less
     if config.get(_CODE) and _CODE not in before:
         _log.warning(
-            "%s has no digests of your code, as of older versions; it cannot be compared.", path / _CONFIG
+            "%s has no digests of your code, as of older versions; it cannot be compared.", path / CONFIG_FILE
         )
     changed = [
         f"{name} was {before.get(name)!r} and is now {config.get(name)!r}"
@@ -370,7 +368,7 @@ def _check_same_options(path: Path, config: Mapping[str, Any], free_options: Col
     if changed:
         strange = sorted({*before} - {*config, *free_options, _BASE, _CODE})
         damaged = (
-            f" If no option was ever called {strange[0]}, {path / _CONFIG} is damaged: put it back from a copy."
+            f" If no option was ever called {strange[0]}, {path / CONFIG_FILE} is damaged: put it back from a copy."
             if strange
             else ""
         )

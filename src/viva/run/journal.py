@@ -46,12 +46,6 @@ from viva.sdk import answers_together, make_topk
 
 JournalMode: TypeAlias = Literal["turns", "steps", "off"]
 
-_OPENING = b'{"check": "'
-_MIDDLE = b'", "line": '
-_CLOSING = b"}\n"
-_DIGITS = 16
-_BEGIN = len(_OPENING) + _DIGITS + len(_MIDDLE)
-
 _PLAIN = (type(None), bool, int, float, str)
 
 
@@ -365,20 +359,23 @@ def _add_prompt(update: Callable[[bytes], None], prompt: tinker.ModelInput) -> N
 
 def make_line(body: Mapping[str, object]) -> bytes:
     """A line of JSON with a checksum of its content."""
-    text = json.dumps(body, separators=(",", ":"), allow_nan=True).encode()
-    return _OPENING + _check(text) + _MIDDLE + text + _CLOSING
+    return _checked(json.dumps(body, separators=(",", ":"), allow_nan=True).encode())
 
 
 def read_line(line: bytes) -> dict[str, Any] | None:
     """The content of a line; ``None`` if it is not as it was written."""
-    text = line[_BEGIN : -len(_CLOSING)]
-    if line != _OPENING + _check(text) + _MIDDLE + text + _CLOSING:
-        return None
-    return json.loads(text)
+    text = line[_BEGIN:_END]
+    return json.loads(text) if line == _checked(text) else None
 
 
-def _check(text: bytes) -> bytes:
-    return hashlib.blake2b(text, digest_size=_DIGITS // 2).hexdigest().encode()
+def _checked(text: bytes) -> bytes:
+    check = hashlib.blake2b(text, digest_size=8).hexdigest().encode()
+    return b'{"check": "%b", "line": %b}\n' % (check, text)
+
+
+_END = -len(b"}\n")
+_BEGIN = len(_checked(b"")) + _END
+"""Place of the content in a line."""
 
 
 def encode_answer(response: tinker.SampleResponse) -> dict[str, object] | None:

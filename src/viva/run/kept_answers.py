@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from viva.judging.endpoint import EndpointUsage
-from viva.run.files import naming, note_written, parse_line
+from viva.run.files import append_lines, naming, note_written, parse_line
 from viva.run.secrets import redacted
 
 ANSWERS_FILE = "judge_answers.jsonl"
@@ -42,18 +42,10 @@ class AnswerFile:
         known = self._known()
         is_new = not self.path.is_file()
         row = {"key": key, "step": self.step, "answer": redacted(answer)}
-        line = (json.dumps(row) + "\n").encode()
+        line = json.dumps(row) + "\n"  # in ASCII, so as many bytes as characters
         with naming(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("ab+") as file:
-                file.seek(0, 2)
-                is_torn = False
-                if file.tell():
-                    file.seek(-1, 2)
-                    is_torn = file.read(1) != b"\n"
-                file.write(b"\n" * is_torn + line)
-                file.flush()
-                end = file.tell()
+        end = append_lines(self.path, line)
         if is_new:
             note_written([self.path])
         known[key] = (end - len(line), len(line))

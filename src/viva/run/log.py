@@ -14,20 +14,27 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from viva.model_files import check_name, is_inside, sealed, unsealed
-from viva.run.files import naming, read_json_lines
+from viva.run.files import (
+    INDEX,
+    LOG_FILES,
+    METRICS_FILE,
+    SAMPLES_FILE,
+    TOKENS_FILE,
+    TRANSCRIPTS_FILE,
+    naming,
+    read_json_lines,
+)
 from viva.run.secrets import redacted
 
-INDEX = "checkpoints.jsonl"
 BEGUN = json.dumps(sealed({"begun": True, "next_step": 0, "log_sizes": {}}))
 """The only line of an index before the first checkpoint."""
-_FILES = ("metrics.jsonl", "transcripts.jsonl", "samples.jsonl", "tokens.jsonl")
 
 
 class RunLog:
     """The log files of a run folder."""
 
     def __init__(self, folder: Path) -> None:
-        self._paths = {name: folder / name for name in _FILES}
+        self._paths = {name: folder / name for name in LOG_FILES}
 
     def sizes(self) -> dict[str, int]:
         """Bytes of each file, flushed to the disk."""
@@ -61,18 +68,18 @@ class RunLog:
         wrong = {name: value for name, value in sorted(metrics.items()) if not math.isfinite(value)}
         if wrong:
             raise FloatingPointError(f"metrics of step {step} must be finite numbers; got {wrong}")
-        self._append("transcripts.jsonl", transcripts)
-        self._append("samples.jsonl", samples)
-        self._append("tokens.jsonl", tokens)
-        self._append("metrics.jsonl", [{"step": step, **dict(sorted(metrics.items()))}])
+        self._append(TRANSCRIPTS_FILE, transcripts)
+        self._append(SAMPLES_FILE, samples)
+        self._append(TOKENS_FILE, tokens)
+        self._append(METRICS_FILE, [{"step": step, **dict(sorted(metrics.items()))}])
 
     def write_failed(self, transcripts: Iterable[Mapping[str, object]]) -> None:
         """Append what was said in a step that could not be finished; a run that is resumed cuts it off again."""
-        self._append("transcripts.jsonl", transcripts)
+        self._append(TRANSCRIPTS_FILE, transcripts)
 
     def metrics(self) -> list[dict[str, float]]:
         """All logged steps, in order."""
-        return list(read_json_lines(self._paths["metrics.jsonl"]))
+        return list(read_json_lines(self._paths[METRICS_FILE]))
 
     def _append(self, name: str, rows: Iterable[Mapping[str, object]]) -> None:
         lines = [json.dumps(redacted(row), ensure_ascii=False, allow_nan=False) + "\n" for row in rows]

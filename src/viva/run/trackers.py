@@ -18,7 +18,7 @@ from pathlib import Path
 import httpx
 
 from viva.conversation.messages import unknown
-from viva.run.files import note_written, read_json, write_json
+from viva.run.files import CONFIG_FILE, note_written, read_json, write_json
 from viva.run.folder import RunFolder
 
 CONSOLE = "console"
@@ -62,7 +62,8 @@ def choose_trackers(
     for text in _with_project(texts, wandb_project, wandb_name):
         name, colon, project = text.partition(":")
         if name not in (CONSOLE, *PACKAGES):
-            raise ValueError(_unknown(name))
+            told = unknown("tracker", name, [CONSOLE, *PACKAGES])
+            raise ValueError(f"{told} (metrics.jsonl in log_path is always written.)")
         if any(name == other.name for other in choices):
             raise ValueError(f"trackers names {name} twice; name it once")
         if colon and (name not in _WITH_PROJECT or not project):
@@ -109,15 +110,14 @@ def _is_installed(package: str) -> bool:
     return spec is not None and spec.origin is not None
 
 
-def _unknown(name: str) -> str:
-    told = unknown("tracker", name, [CONSOLE, *PACKAGES])
-    return f"{told} (metrics.jsonl in log_path is always written.)"
+class _TrackedRun:
+    """A run as its trackers know it, with ``trackers.json``: its id for them, and which step each is to get next."""
 
-
-class _Memory:
-    """``trackers.json``: the run's id for trackers, and which step each of them is to get next."""
-
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, next_step: int | None) -> None:
+        self.folder = folder
+        self.name = folder.resolve().name
+        self.next_step = next_step
+        """The step at which the run goes on, or begins; ``None`` if it has nothing left to do."""
         self._path = folder / MEMORY
         stored = read_json(self._path) if self._path.exists() else {}
         # an identity, no result: two runs of equal options must not meet in one data base
@@ -125,31 +125,19 @@ class _Memory:
         self._next_steps: dict[str, int] = stored.get("next_steps", {})
         # before a tracker sees the id: a run that dies before its first step goes on under the same one
         self._write()
+        self.config = read_json(folder / CONFIG_FILE)
+        """The options. Nothing else about program or machine is handed on."""
 
-    def next_step(self, name: str) -> int:
-        return self._next_steps.get(name, 0)
+    def next_step_of(self, tracker: str) -> int:
+        return self._next_steps.get(tracker, 0)
 
-    def remember(self, name: str, next_step: int) -> None:
-        self._next_steps[name] = max(next_step, self.next_step(name))
+    def remember(self, tracker: str, next_step: int) -> None:
+        self._next_steps[tracker] = max(next_step, self.next_step_of(tracker))
         self._write()
 
     def _write(self) -> None:
         content = {"run_id": self.run_id, "next_steps": dict(sorted(self._next_steps.items()))}
         write_json(self._path, content)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _TrackedRun:
-    """A run as one of its trackers knows it."""
-
-    folder: Path
-    choice: TrackerChoice
-    memory: _Memory
-    name: str
-    config: Mapping[str, object]
-    """The options of ``config.json``. Nothing else about program or machine is handed on."""
-    next_step: int | None
-    """The step at which the run goes on, or begins; ``None`` if it has nothing left to do."""
 
 
 class OpenTracker(ABC):
@@ -158,9 +146,9 @@ class OpenTracker(ABC):
     takes_back = False
     """Whether it forgets, when it is opened for a resumed run, the steps that this run repeats."""
 
-    def __init__(self, run: _TrackedRun) -> None:
-        self._name = run.choice.name
-        self._memory = run.memory
+    def __init__(self, run: _TrackedRun, choice: TrackerChoice) -> None:
+        self._tracked = run
+        self._name = choice.name
 
     @abstractmethod
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -172,13 +160,13 @@ class OpenTracker(ABC):
 
     def __call__(self, step: int, metrics: Mapping[str, float]) -> None:
         """Hand on one step, if the tracker does not have it."""
-        if self.takes_back or step >= self._memory.next_step(self._name):
+        if self.takes_back or step >= self._tracked.next_step_of(self._name):
             self.log(step, metrics)
-            self._memory.remember(self._name, step + 1)
+            self._tracked.remember(self._name, step + 1)
 
     def catch_up(self, rows: Sequence[Mapping[str, float]]) -> None:
         """Hand on what was missed of the steps that are over."""
-        missed_from = self._memory.next_step(self._name)
+        missed_from = self._tracked.next_step_of(self._name)
         for row in rows:
             step = int(row["step"])
             if step >= missed_from:
@@ -190,8 +178,8 @@ class _TensorBoard(OpenTracker):
 
     takes_back = True
 
-    def __init__(self, run: _TrackedRun) -> None:
-        super().__init__(run)
+    def __init__(self, run: _TrackedRun, choice: TrackerChoice) -> None:
+        super().__init__(run, choice)
         from torch.utils.tensorboard import SummaryWriter  # pyright: ignore[reportPrivateImportUsage]
 
         # also from step 0: a run that died before its first checkpoint has left steps that are repeated
@@ -210,14 +198,14 @@ class _TensorBoard(OpenTracker):
 class _Trackio(OpenTracker):
     """A run in Trackio's local data base, or where its environment variables say; a resumed run goes on in it."""
 
-    def __init__(self, run: _TrackedRun) -> None:
-        super().__init__(run)
+    def __init__(self, run: _TrackedRun, choice: TrackerChoice) -> None:
+        super().__init__(run, choice)
         import trackio  # pyright: ignore[reportMissingImports] - an optional extra
 
         self._run = trackio.init(
-            project=run.choice.project,
+            project=choice.project,
             # Trackio knows runs by their names alone, and folders of different runs may have one name
-            name=f"{run.name}-{run.memory.run_id}",
+            name=f"{choice.run_name or run.name}-{run.run_id}",
             config=dict(run.config),
             resume="allow",
             auto_log_gpu=False,
@@ -239,8 +227,8 @@ class _WeightsAndBiases(OpenTracker):
     ``WANDB_MODE=offline`` keeps them in the run's folder for ``wandb sync``.
     """
 
-    def __init__(self, run: _TrackedRun) -> None:
-        super().__init__(run)
+    def __init__(self, run: _TrackedRun, choice: TrackerChoice) -> None:
+        super().__init__(run, choice)
         import wandb  # pyright: ignore[reportMissingImports] - an optional extra
 
         settings = wandb.Settings(
@@ -256,9 +244,9 @@ class _WeightsAndBiases(OpenTracker):
         hook = sys.excepthook
         try:
             self._run = wandb.init(
-                project=run.choice.project,
-                name=run.name,
-                id=run.memory.run_id,
+                project=choice.project,
+                name=choice.run_name or run.name,
+                id=run.run_id,
                 resume="allow",
                 config=dict(run.config),
                 dir=str(run.folder),
@@ -295,23 +283,14 @@ def open_trackers(
     chosen = [choice for choice in choices if choice.name != CONSOLE]
     if not chosen:
         return ()
-    memory = _Memory(folder.path)
-    config = read_json(folder.path / "config.json")
+    run = _TrackedRun(folder.path, next_step)
     opened: list[OpenTracker] = []
     with ExitStack() as cleanup:
         for choice in chosen:
-            run = _TrackedRun(
-                folder=folder.path,
-                choice=choice,
-                memory=memory,
-                name=choice.run_name or folder.path.resolve().name,
-                config=config,
-                next_step=next_step,
-            )
             place = folder.path / choice.name
             if choice.name in _IN_FOLDER and not place.exists():
                 note_written([place], as_folder=True)
-            tracker = _start(choice.name, run)
+            tracker = _start(run, choice)
             cleanup.callback(tracker.close, _REFUSED)
             tracker.catch_up(folder.log.metrics())
             opened.append(tracker)
@@ -319,10 +298,11 @@ def open_trackers(
     return tuple(opened)
 
 
-def _start(name: str, run: _TrackedRun) -> OpenTracker:
+def _start(run: _TrackedRun, choice: TrackerChoice) -> OpenTracker:
     try:
-        return _TRACKERS[name](run)
+        return _TRACKERS[choice.name](run, choice)
     except (OSError, RuntimeError, httpx.HTTPError) as error:
         raise ValueError(
-            f"trackers={name} cannot start: {type(error).__name__}: {error}. See to it, or leave it out of trackers."
+            f"trackers={choice.name} cannot start: {type(error).__name__}: {error}. See to it, or leave it out of "
+            "trackers."
         ) from error

@@ -46,13 +46,17 @@ def run_answer(run: RunIndex, name: str, *, is_complete: bool) -> dict[str, obje
 
 def list_answer(run: RunIndex, query: Query, page: int, size: int) -> dict[str, object]:
     """One page of the conversations that match."""
-    found = select(run.entries.values(), query)
-    return _page(run, found, page, size) | {"facets": facets(run.entries.values())}
+    return _page(run, select(run.entries.values(), query), page, size)
 
 
 def _page(run: RunIndex, found: Sequence[Entry], page: int, size: int) -> dict[str, object]:
-    rows = rows_of(run, page_of(found, page, size))
-    return {"total": len(found), "page": page, "size": size, "rows": rows}
+    return {
+        "total": len(found),
+        "page": page,
+        "size": size,
+        "rows": rows_of(run, page_of(found, page, size)),
+        "facets": facets(run.entries.values()),
+    }
 
 
 def rows_of(run: RunIndex, entries: Iterable[Entry]) -> list[dict[str, object]]:
@@ -147,12 +151,7 @@ _GROUPS = (
 _NESTED = ("test/conversation", "test/judged")
 """Prefixes under which a whole set of metrics stands again: a section of its own."""
 
-_SECTIONS = {
-    "flip/right_to_wrong": "truth",
-    "flip/wrong_to_right": "truth",
-    "rank_correlation": "truth",
-    "reward_truth_gap": "truth",
-}
+_SECTIONS = {"rank_correlation": "truth", "reward_truth_gap": "truth"}
 """Sections other than the prefix of the name; without a prefix, it is "run"."""
 
 _JOINT_CHARTS: dict[str, tuple[str, str]] = {
@@ -162,20 +161,8 @@ _JOINT_CHARTS: dict[str, tuple[str, str]] = {
     "critiques/dropped": ("critiques of an agent", "left out"),
     "critiques/given": ("critiques of an agent", "given"),
     "critiques/received": ("critiques of an agent", "received"),
-    "flip/right_to_wrong": ("what revising does", "right to wrong"),
-    "flip/wrong_to_right": ("what revising does", "wrong to right"),
     "gain/mean": ("gain of a solution", "all"),
     "gain/paid": ("gain of a solution", "what of it is paid"),
-    "judge/preference_A_rate": ("verdicts", "A"),
-    "judge/preference_B_rate": ("verdicts", "B"),
-    "judge/tie_rate": ("verdicts", "tie"),
-    "judge/invalid_rate": ("verdicts", "invalid"),
-    "parse/ok": ("how replies were read", "ok"),
-    "parse/repaired": ("how replies were read", "repaired"),
-    "parse/unstructured": ("how replies were read", "unstructured"),
-    "reward/max": ("highest, mean and lowest", "max"),
-    "reward/mean": ("highest, mean and lowest", "mean"),
-    "reward/min": ("highest, mean and lowest", "min"),
     "revision/changed": ("revise or defend", "changed"),
     "revision/says_defend": ("revise or defend", "says defend"),
     "revision/says_revise": ("revise or defend", "says revise"),
@@ -184,9 +171,13 @@ _JOINT_CHARTS: dict[str, tuple[str, str]] = {
 
 _SERIES: tuple[tuple[re.Pattern[str], str, str, str], ...] = (
     (re.compile(r"agent_(\d+)/(.+)"), "agents", r"\2", r"agent \1"),
+    (re.compile(r"flip/(right|wrong)_to_(right|wrong)"), "truth", "what revising does", r"\1 to \2"),
+    (re.compile(r"parse/(ok|repaired|unstructured)"), "parse", "how replies were read", r"\1"),
     (re.compile(r"parse/(\w+)/(ok|repaired|unstructured)"), "parse", r"\1", r"\2"),
+    (re.compile(r"reward/(max|mean|min)"), "reward", "highest, mean and lowest", r"\1"),
     (re.compile(r"credit/(\w+)/(max|mean|min)"), "credit", r"\1: highest, mean and lowest", r"\2"),
     (re.compile(r"credit/(\w+)/std"), "credit", "spread", r"\1"),
+    (re.compile(r"judge/(?:preference_(A|B)|(tie|invalid))_rate"), "judge", "verdicts", r"\1\2"),
     (re.compile(r"judge/(ranking|verdict)/(.+)"), "judge", r"\2 of the rankings", r"\1"),
     (re.compile(r"experts/([^/]+)/(.+)"), "experts", r"\2", r"\1"),
     (

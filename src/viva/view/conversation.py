@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Annotated, Any, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from viva.conversation.protocol import quote
 from viva.conversation.records import CritiqueReply, Solution, ToolCall, Turn
@@ -141,11 +141,7 @@ _Number: TypeAlias = Annotated[float, Field(allow_inf_nan=False)]
 _Column: TypeAlias = tuple[_Number | None, ...] | None
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-
-class _Span(_Record):
+class _Span(BaseModel, frozen=True):
     """Tokens of a turn that earned one reward."""
 
     start: int
@@ -154,7 +150,7 @@ class _Span(_Record):
     reward: _Number | None = None
 
 
-class _TokenTurn(_Record):
+class _TokenTurn(BaseModel, frozen=True):
     """Kept tokens of one turn, with one value for each in every list; see `viva.training.records`."""
 
     seat: Annotated[int, Field(ge=0)]
@@ -172,7 +168,7 @@ class _TokenTurn(_Record):
     trained_in: str | None = None
 
 
-class _TokensRecord(_Record):
+class _TokensRecord(BaseModel, frozen=True):
     """One line of ``tokens.jsonl``."""
 
     strategy: str | None = None

@@ -219,10 +219,10 @@ def choose(
     for entry in failed[-1:]:
         what = "in which an agent failed" if entry.num_failures else "that was void"
         found.append((entry, f"a conversation {what}"))
-    choices: dict[int, tuple[Entry, str]] = {}
+    choices: dict[Entry, str] = {}
     for entry, reason in found:
-        choices.setdefault(id(entry), (entry, reason))
-    return list(choices.values())
+        choices.setdefault(entry, reason)
+    return list(choices.items())
 
 
 def _extremes(sound: Sequence[Entry]) -> list[tuple[Entry, str]]:

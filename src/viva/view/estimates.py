@@ -15,12 +15,10 @@ from viva.experts.diagnostics import Diagnostics, Recommendation, check_diagnost
 from viva.experts.estimation import Baseline, Estimator, choose_baseline, estimate
 from viva.experts.estimators import ESTIMATORS, Distill, SequenceIS, make_estimator
 from viva.experts.samples import Sample, stored_sample
-from viva.run.files import iter_rows
+from viva.run.files import SAMPLES_FILE, iter_rows
 from viva.view.files import Row, read_config
 from viva.view.log_check import check_log
 from viva.view.run_index import Z95
-
-SAMPLES_FILE = "samples.jsonl"
 
 _PLACE = ("step", "group", "seat")
 """Origin of a sample."""

@@ -12,14 +12,9 @@ from typing import Any, Literal, TypeAlias
 
 from viva.judging.records import Transcript
 from viva.model_files import unsealed
-from viva.run.files import iter_rows, parse_line
+from viva.run.files import CONFIG_FILE, INDEX, METRICS_FILE, TRANSCRIPTS_FILE, iter_rows, parse_line
 from viva.run.secrets import printable
 from viva.view.log_check import check_log
-
-METRICS_FILE = "metrics.jsonl"
-TRANSCRIPTS_FILE = "transcripts.jsonl"
-TOKENS_FILE = "tokens.jsonl"
-CONFIG_FILE = "config.json"
 
 Row: TypeAlias = dict[str, Any]
 """An object of a file, as it stands there."""
@@ -130,7 +125,7 @@ def read_config(folder: Path) -> Row:
         raise ValueError(f"{path}: {error}") from error
 
 
-_RUN_FILES = (METRICS_FILE, "checkpoints.jsonl")
+_RUN_FILES = (METRICS_FILE, INDEX)
 """Files that only a run has."""
 
 _RUN_PLACES = tuple(f"{folder}{name}" for folder in ("", "*/", "runs/*/", "runs/*/*/") for name in _RUN_FILES)
@@ -141,10 +136,8 @@ _FORMATS = {"viva evaluation 1": "evaluation", "viva comparison 1": "comparison"
 _NUMBERS = ("value", "against", "difference", "low", "high", "num_problems")
 """Fields of a figure."""
 
-SourceKind = Literal["run", "result", "results"]
 
-
-def kind_of(source: Path) -> SourceKind:
+def kind_of(source: Path) -> Literal["run", "result", "results"]:
     """Kind of the folder or file at a path; `ValueError` if it is nothing that a page can be about."""
     if (source / METRICS_FILE).is_file() or (source / CONFIG_FILE).is_file():
         return "run"

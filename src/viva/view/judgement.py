@@ -61,21 +61,14 @@ class PairVerdict:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Agreement:
-    """Share of preferences between a right and a wrong solution that went to the right one."""
-
-    num_right: int
-    num_pairs: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Verdicts:
     """Cycles and agreement of comparisons, or of the votes of one segment."""
 
     segment: str | None
     """``None``: the judge's comparisons."""
     cycles: Sequence[tuple[Item, ...]]
-    agreement: Agreement
+    agreement: tuple[int, int]
+    """Preferences between a right and a wrong solution: those that went to the right one, and all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,8 +123,8 @@ def count_verdicts(record: ConversationRecord) -> JudgeCounts:
         pairs=sum(pair.in_both_orders for pair in pairs),
         flips=sum(pair.is_flipped for pair in pairs),
         cycles=sum(len(each.cycles) for each in verdicts),
-        agreeing=sum(each.agreement.num_right for each in verdicts),
-        decidable=sum(each.agreement.num_pairs for each in verdicts),
+        agreeing=sum(each.agreement[0] for each in verdicts),
+        decidable=sum(each.agreement[1] for each in verdicts),
         orders=orders_of(pairs),
     )
     return NO_VERDICTS if counts == NO_VERDICTS else counts  # one value for all that have none
@@ -197,14 +190,14 @@ def cycles(winners: Mapping[frozenset[Item], Item]) -> list[tuple[Item, ...]]:
     return found
 
 
-def agreement(preferences: Iterable[tuple[Item, Item]], is_right: Mapping[Item, bool]) -> Agreement:
-    """Agreement of preferences, as (winner, loser), with the answers that are known."""
+def agreement(preferences: Iterable[tuple[Item, Item]], is_right: Mapping[Item, bool]) -> tuple[int, int]:
+    """Preferences, as (winner, loser), between a right and a wrong item: those for the right one, and all."""
     hits = [
         is_right[winner]
         for winner, loser in preferences
         if winner in is_right and loser in is_right and is_right[winner] != is_right[loser]
     ]
-    return Agreement(num_right=sum(hits), num_pairs=len(hits))
+    return sum(hits), len(hits)
 
 
 def preferred(said: Said) -> Iterator[tuple[Item, Item]]:

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from viva.conversation.messages import counted
-from viva.run.files import naming, parse_line
-from viva.run.log import INDEX, read_index
+from viva.run.files import CONFIG_FILE, INDEX, naming, parse_line
+from viva.run.log import read_index
 
-_CONFIG = "config.json"
 _BLOCK = 1 << 18
 _REMEDY = (
     "Put it back from a copy; to use what is left as it is, delete checkpoints.jsonl in a copy of the folder"
@@ -121,8 +120,8 @@ class LogCheck:
         problems = [f"line {number}: {text}" for number, text in sorted(index.damage.items())]
         if index.is_empty:
             problems.append("it is empty")
-        if goals and not (self._folder / _CONFIG).exists():
-            problems.append(f"{_CONFIG}, which stood beside it, is gone")
+        if goals and not (self._folder / CONFIG_FILE).exists():
+            problems.append(f"{CONFIG_FILE}, which stood beside it, is gone")
         self._index_problem = (
             f"{INDEX} is damaged, so the logs cannot be compared with it: {'; '.join(problems)}. {_REMEDY}"
             if problems

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Literal, cast
 
 from viva.conversation.messages import counted
-from viva.run.log import INDEX
+from viva.run.files import INDEX, METRICS_FILE
 from viva.run.secrets import without_secrets
-from viva.view.files import METRICS_FILE
 from viva.view.run_index import RunIndex
 from viva.view.summary import ACCURACY, Gain, gain_of
 
@@ -125,7 +124,7 @@ def _summary(card: ModelCard) -> str:
     recipe = card.run.config.get("recipe", "unknown")
     weights = "weights" if card.kind == "gguf" else "base weights"
     return (
-        f"{what} `{_base(card)}`, trained by the recipe `{recipe}` of Viva: "
+        f"{what} `{_model_name(card.base_model)}`, trained by the recipe `{recipe}` of Viva: "
         f"{counted(card.num_steps, 'training step')}, {card.precision} {weights}.{_digests(card)}"
     )
 
@@ -138,9 +137,9 @@ def _digests(card: ModelCard) -> str:
     return f"\n\nSHA-256 of the base model's files: {told}.{commit}" if told else ""
 
 
-def _base(card: ModelCard) -> str:
-    """The base model's name; of a folder, its last part."""
-    return card.base_model if _is_hub_name(card.base_model) else Path(card.base_model).name
+def _model_name(model: str) -> str:
+    """A model's name; of a folder, its last part."""
+    return model if _is_hub_name(model) else Path(model).name
 
 
 def _usage(card: ModelCard) -> str:
@@ -157,7 +156,7 @@ def _usage(card: ModelCard) -> str:
     pin = (
         "" if revision is None or not _is_hub_name(card.base_model) else f", revision={json.dumps(revision)}"
     )
-    where, more = json.dumps(_base(card)), ""
+    where, more = json.dumps(_model_name(card.base_model)), ""
     if card.base_model == _BUILT_IN:
         where, more = "str(model_path())", "\nfrom viva.tiny import model_path\n"
     elif not _is_hub_name(card.base_model):
@@ -215,7 +214,7 @@ def _shown(name: str, value: object) -> object:
         return counted(len(value), "prompt")
     if name == "policies" and isinstance(value, dict):  # weights may be paths
         weights = cast(dict[str, str], value)
-        return {member: text if _is_hub_name(text) else Path(text).name for member, text in weights.items()}
+        return {member: _model_name(text) for member, text in weights.items()}
     is_path = name in _PATHS or (
         name in ("model_name", "hf_dataset_name", "judge", "eval_judge")
         and not _is_hub_name(str(value))

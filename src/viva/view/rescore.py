@@ -9,7 +9,6 @@ memory at a time.
 import math
 import random
 import statistics
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -92,8 +91,8 @@ class StreamChange:
 class Rescoring:
     """Rewards by other rules, of all conversations so far."""
 
-    names: Sequence[str]
-    """Names of the streams."""
+    rewards: dict[str, list[_Scored]]
+    """Old rewards, new rewards and truth of every conversation, by stream."""
     is_whole: bool = False
     """Whether all rewards are set side by side."""
     num_conversations: int = 0
@@ -105,20 +104,16 @@ class Rescoring:
     """Whether the last stored conversation was cut while it was written, and is left out."""
     unpaid: dict[str, str] = field(default_factory=dict[str, str])
     """Rewards that could not be computed for every conversation, and why not for the first."""
-    rewards: defaultdict[str, list[_Scored]] = field(
-        default_factory=lambda: defaultdict[str, list[_Scored]](list)
-    )
-    """Old rewards, new rewards and truth of every conversation, by stream."""
 
     @property
     def streams(self) -> tuple[StreamChange, ...]:
         """The change of every reward."""
-        return tuple(_change(name, self.rewards[name]) for name in self.names)
+        return tuple(_change(name, rewards) for name, rewards in self.rewards.items())
 
     @property
     def gaps(self) -> dict[str, tuple[float | None, float | None]]:
         """Reward-truth gap of r_sol and total, old and new: mean over conversations with right and wrong solutions."""
-        names = [name for name in ("r_sol", "total") if name in self.names]
+        names = [name for name in ("r_sol", "total") if name in self.rewards]
         return {name: (_mean(self._gaps(name, 0)), _mean(self._gaps(name, 1))) for name in names}
 
     @property
@@ -129,7 +124,7 @@ class Rescoring:
     def _gaps(self, name: str, side: Literal[0, 1]) -> list[float]:
         """Gaps of the old (0) or new (1) rewards of every conversation that has one."""
         found: list[float | None] = []
-        for scored in self.rewards[name]:
+        for scored in self.rewards.get(name, ()):
             paid = {agent: reward for agent, reward in scored[side].items() if reward is not None}
             right = {agent: bool(truth) for agent, truth in scored[2].items()}
             if right and paid.keys() <= right.keys():
@@ -146,7 +141,8 @@ def rescore(run_dir: str | Path, options: RescoreOptions) -> Rescoring:
     """
     rewards = _rewards(options)
     _changed(ReviewRules(), options)  # a mistake in the options is no fault of a stored conversation
-    result = Rescoring(names=tuple(rewards) or _STREAMS, is_whole=options.reward == ALL)
+    names = rewards or _STREAMS
+    result = Rescoring(rewards={name: [] for name in names}, is_whole=options.reward == ALL)
     torn: list[str] = []
     for where, transcript in iter_transcripts(run_dir, torn):
         record = transcript.record

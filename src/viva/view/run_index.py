@@ -13,19 +13,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from viva.judging.records import Transcript
-from viva.run.files import parse_line
+from viva.run.files import CONFIG_FILE, METRICS_FILE, TOKENS_FILE, parse_line
 from viva.view.entries import Entry, entry_of
-from viva.view.files import (
-    CONFIG_FILE,
-    METRICS_FILE,
-    TOKENS_FILE,
-    GrowingFile,
-    Row,
-    kind_of,
-    numbers,
-    options_of,
-    transcripts_path,
-)
+from viva.view.files import GrowingFile, Row, kind_of, numbers, options_of, transcripts_path
 from viva.view.log_check import LogCheck
 
 Z95 = 1.959963984540054

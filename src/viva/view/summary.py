@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,6 +73,11 @@ class Gain:
     after_half_width: float | None
 
     @property
+    def is_change(self) -> bool:
+        """Whether it was measured more than once."""
+        return self.first_step < self.last_step
+
+    @property
     def difference(self) -> float:
         """After minus before."""
         return self.after - self.before
@@ -110,14 +115,16 @@ def headline_text(run_dir: str | Path) -> str | None:
     """The headline of a run in a line or two; ``None`` if it never measured answers to test prompts."""
     run = read_run(run_dir)
     gain = gain_of(run, ACCURACY)
-    if gain is None or gain.first_step == gain.last_step:
+    if gain is None or not gain.is_change:
         return _judged_text(run)
     before = _share_text(gain.before, gain.before_half_width)
     after = _share_text(gain.after, gain.after_half_width)
-    further = f"{_beside_text(run)}{_conversation_text(run)}{_judgements_text(run)}"
+    beside = [each for each in _beside(run) if "named" not in each[0]]
     return (
         f"held-out accuracy, asked directly: {before} before, {after} after {counted(gain.last_step, 'step')} "
-        f"({100 * gain.difference:+.1f} points; intervals are 95 %){further}"
+        f"({100 * gain.difference:+.1f} points; intervals are 95 %)"
+        f"{_further_line('the same questions,', _changes(beside))}{_conversation_line(run)}"
+        f"{_further_line('held-out judgements:', _changes(_gains(run, _JUDGEMENTS)))}"
     )
 
 
@@ -128,7 +135,7 @@ def _share_text(share: float, half_width: float | None) -> str:
 def _judged_text(run: RunIndex) -> str | None:
     """The headline of a run whose answers a judge compared with those before training."""
     gain = gain_of(run, WIN_RATE)
-    if gain is None or gain.first_step == gain.last_step:
+    if gain is None or not gain.is_change:
         return None
     told = [f"{title} {100 * each.after:.1f} %" for title, each in _beside_judged(run, gain.last_step)]
     return (
@@ -138,35 +145,32 @@ def _judged_text(run: RunIndex) -> str | None:
     )
 
 
-def _beside(run: RunIndex) -> dict[str, Gain]:
-    """Figures beside the headline, by title."""
+def _gains(run: RunIndex, titles: Mapping[str, str]) -> list[tuple[str, Gain]]:
+    """Titles, given by metric, of those that were measured, and their gains."""
+    found = [(title, gain_of(run, key)) for key, title in titles.items()]
+    return [(title, gain) for title, gain in found if gain is not None]
+
+
+def _beside(run: RunIndex) -> list[tuple[str, Gain]]:
+    """Figures beside the headline, with their titles."""
     votes = sorted(
         (int(key.removeprefix(_MAJORITY)), key) for key in run.metrics if key.startswith(_MAJORITY)
     )
-    titles = _BESIDE | {key: f"majority of {count}" for count, key in votes[-1:]}
-    found = {title: gain_of(run, key) for key, title in titles.items()}
-    return {title: gain for title, gain in found.items() if gain is not None}
+    return _gains(run, _BESIDE | {key: f"majority of {count}" for count, key in votes[-1:]})
 
 
-def _beside_text(run: RunIndex) -> str:
-    """Temperature 0 and the majority, where they were measured: a further line."""
-    parts = [_change(title, gain) for title, gain in _beside(run).items() if "named" not in title]
-    return _further_line("the same questions,", parts)
-
-
-def _conversation_text(run: RunIndex) -> str:
-    """The same of whole conversations, where they were measured, with the form of replies by segment."""
+def _conversation_line(run: RunIndex) -> str:
+    """Shares of whole conversations, with the form of replies by segment."""
     beginning = _READ.removesuffix("ok")
     segments = {
         key: key.removeprefix(beginning).removesuffix("/ok")
         for key in sorted(run.metrics)
         if key.startswith(beginning) and key.endswith("/ok") and key != _READ
     }
-    parts = [_change(title, gain_of(run, key)) for key, title in _TALKS.items()]
     # a protocol of one segment has the same figure twice
-    parts += [_change(title, gain_of(run, key)) for key, title in segments.items() if len(segments) > 1]
+    parts = _changes(_gains(run, _TALKS | (segments if len(segments) > 1 else {})))
     correlation = gain_of(run, _CORRELATION)
-    if correlation is not None and correlation.first_step < correlation.last_step:
+    if correlation is not None and correlation.is_change:
         parts.append(
             f"rank correlation of scores with being right {correlation.before:+.2f} before, "
             f"{correlation.after:+.2f} after"
@@ -174,22 +178,17 @@ def _conversation_text(run: RunIndex) -> str:
     return _further_line("held-out conversations:", parts)
 
 
-def _judgements_text(run: RunIndex) -> str:
-    """The same of judged pairs with a known answer, where a judge was warmed up."""
-    parts = [_change(title, gain_of(run, key)) for key, title in _JUDGEMENTS.items()]
-    return _further_line("held-out judgements:", parts)
-
-
-def _change(title: str, gain: Gain | None) -> str:
-    """A share before and after; empty where it was not measured twice."""
-    if gain is None or gain.first_step == gain.last_step:
-        return ""
-    return f"{title} {100 * gain.before:.1f} % before, {100 * gain.after:.1f} % after"
+def _changes(gains: Iterable[tuple[str, Gain]]) -> list[str]:
+    """Shares before and after, where they were measured twice."""
+    return [
+        f"{title} {100 * gain.before:.1f} % before, {100 * gain.after:.1f} % after"
+        for title, gain in gains
+        if gain.is_change
+    ]
 
 
 def _further_line(about: str, parts: Sequence[str]) -> str:
-    told = "; ".join(filter(None, parts))
-    return f"\n{about} {told}" if told else ""
+    return f"\n{about} {'; '.join(parts)}" if parts else ""
 
 
 def summary_answer(run: RunIndex) -> dict[str, object]:
@@ -250,7 +249,7 @@ def _share_card(title: str, share: float, half_width: float | None = None) -> di
 
 def _accuracy_cards(gain: Gain) -> list[dict[str, str]]:
     cards = [_share_card(f"before (step {gain.first_step})", gain.before, gain.before_half_width)]
-    if gain.last_step != gain.first_step:
+    if gain.is_change:
         low, high = (100 * (gain.difference + sign * (gain.half_width or 0.0)) for sign in (-1, 1))
         below = "" if gain.half_width is None else f"95 % interval {low:+.1f} to {high:+.1f}"
         cards += [
@@ -265,9 +264,9 @@ def _beside_cards(run: RunIndex) -> list[dict[str, str]]:
         _card(
             f"{title} (step {gain.last_step})",
             f"{100 * gain.after:.1f} %",
-            f"at first {100 * gain.before:.1f} %" if gain.first_step < gain.last_step else "",
+            f"at first {100 * gain.before:.1f} %" if gain.is_change else "",
         )
-        for title, gain in _beside(run).items()
+        for title, gain in _beside(run)
     ]
 
 
@@ -282,18 +281,15 @@ def _judged_cards(run: RunIndex, won: Gain) -> list[dict[str, str]]:
 
 def _beside_judged(run: RunIndex, step: int) -> list[tuple[str, Gain]]:
     """Figures of a step beside its win rate, with their titles; not every evaluation has all of them."""
-    found = [(title, gain_of(run, key)) for key, title in _JUDGED.items()]
-    return [(title, gain) for title, gain in found if gain is not None and gain.last_step == step]
+    return [(title, gain) for title, gain in _gains(run, _JUDGED) if gain.last_step == step]
 
 
 def _health_cards(run: RunIndex) -> list[dict[str, str]]:
     """Last value of the shares that tell whether a run was healthy, with the first one."""
     cards: list[dict[str, str]] = []
-    for key, title in _HEALTH.items():
-        gain = gain_of(run, key)
-        if gain is not None:
-            below = f"at first {100 * gain.before:.4g} %"
-            cards.append(_card(f"{title} (step {gain.last_step})", f"{100 * gain.after:.1f} %", below))
+    for title, gain in _gains(run, _HEALTH):
+        below = f"at first {100 * gain.before:.4g} %"
+        cards.append(_card(f"{title} (step {gain.last_step})", f"{100 * gain.after:.1f} %", below))
     gain = gain_of(run, _CORRELATION) or gain_of(run, "rank_correlation")
     if gain is not None:
         title = f"rank correlation of scores with being right (step {gain.last_step})"

@@ -23,15 +23,20 @@ function answerInside(name, parameters) {
   return answer;
 }
 
-export async function ask(name, parameters = {}) {
-  if (isReport) return answerInside(name, parameters);
+// Parameters as text, one with several values several times; empty ones are left out.
+function queryOf(parameters) {
   const query = new URLSearchParams();
   for (const [key, value] of Object.entries(parameters)) {
     for (const each of [value].flat()) if (each !== undefined && each !== null && each !== "") query.append(key, each);
   }
+  return query.toString();
+}
+
+export async function ask(name, parameters = {}) {
+  if (isReport) return answerInside(name, parameters);
   let response;
   try {
-    response = await fetch(`/api/${name}?${query}`);
+    response = await fetch(`/api/${name}?${queryOf(parameters)}`);
   } catch {
     throw new Refused("the server does not answer; 'viva view' has ended?");
   }
@@ -49,10 +54,8 @@ export function place() {
 }
 
 export function link(parts, parameters = {}) {
-  const query = new URLSearchParams();
-  for (const [key, value] of Object.entries(parameters)) if (value !== "" && value !== undefined && value !== null) query.set(key, value);
-  const text = query.toString();
-  return `#/${parts.map(encodeURIComponent).join("/")}${text ? `?${text}` : ""}`;
+  const query = queryOf(parameters);
+  return `#/${parts.map(encodeURIComponent).join("/")}${query ? `?${query}` : ""}`;
 }
 
 export function go(parts, parameters = {}) {

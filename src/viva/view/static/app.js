@@ -1,17 +1,17 @@
 // The frame: which view is shown, the keyboard, and what is new in the run.
 
 import { ask, go, isReport, link, place, Refused } from "./api.js";
-import { conversationView } from "./conversation.js";
-import { curvesView } from "./curves.js";
+import { Conversation } from "./conversation.js";
+import { Curves } from "./curves.js";
 import { counted, h, replace } from "./dom.js";
-import { evaluationsView } from "./evaluations.js";
-import { judgeView } from "./judge.js";
-import { listView } from "./list.js";
-import { optionsView } from "./options.js";
-import { summaryView } from "./summary.js";
+import { Evaluations } from "./evaluations.js";
+import { Judge } from "./judge.js";
+import { List } from "./list.js";
+import { Options } from "./options.js";
+import { Summary } from "./summary.js";
 
-const VIEWS = { curves: curvesView, conversations: listView, conversation: conversationView, judge: judgeView, evaluations: evaluationsView,
-  options: optionsView, summary: summaryView };
+// A view builds itself into its root; it may have a refresh for what is new, a key handler, and a leave.
+const VIEWS = { curves: Curves, conversations: List, conversation: Conversation, judge: Judge, evaluations: Evaluations, options: Options, summary: Summary };
 const TABS = [["summary", "Summary", "0"], ["curves", "Curves", "1"], ["conversations", "Conversations", "2"], ["judge", "Judge", "3"], ["evaluations", "Evaluations", "4"],
   ["options", "Options", "5"]];
 const KEYS = [
@@ -62,20 +62,21 @@ async function draw() {
   const name = Object.hasOwn(VIEWS, parts[0]) ? parts[0] : "curves";
   const drawing = ++state.drawing;
   const main = document.getElementById("main");
-  if (state.view && state.view.leave) state.view.leave();
+  state.view?.leave?.();
   state.view = null;
   showTabs(name);
   const root = h("div", { class: `view ${name}` });
   try {
-    const view = await VIEWS[name](root, { parts: parts.slice(1), parameters, runs: state.runs });
-    if (drawing !== state.drawing) return void (view && view.leave && view.leave());
-    state.view = view || {};
+    if (!state.runs.length) state.runs = (await ask("runs")).runs;
+    const view = new VIEWS[name](root, { parts: parts.slice(1), parameters, runs: state.runs });
+    await view.build();
+    if (drawing !== state.drawing) return void view.leave?.();
+    state.view = view;
     replace(main, root);
     const path = parts.join("/");
     if (state.path !== undefined && state.path !== path) scrollTo(0, 0); // another view begins at its top
     state.path = path;
     document.title = `${root.dataset.title || name} · Viva`;
-    if (state.view.shown) state.view.shown();
   } catch (error) {
     if (!(error instanceof Refused)) throw error;
     if (drawing === state.drawing) replace(main, h("p", { class: "failure", role: "alert" }, error.message));
@@ -96,7 +97,7 @@ async function look() {
       const isComplete = answer.runs.every((run) => run.is_complete);
       if (versions !== state.versions && (isComplete || performance.now() - state.redrawn > REDRAW_MS)) {
         state.versions = versions;
-        if (state.view && state.view.refresh) await state.view.refresh(state.runs);
+        await state.view?.refresh?.(state.runs);
         state.redrawn = performance.now();
         document.body.dataset.version = versions;
       }
@@ -124,7 +125,7 @@ function onKey(event) {
   const tab = TABS.find(([, , key]) => key === event.key);
   if (tab) return go([tab[0]]);
   if (event.key === "?") return help();
-  if (state.view && state.view.key && state.view.key(event)) event.preventDefault();
+  if (state.view?.key?.(event)) event.preventDefault();
 }
 
 addEventListener("hashchange", draw);

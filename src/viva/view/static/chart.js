@@ -5,7 +5,7 @@ import { h, number, replace, svg } from "./dom.js";
 const WIDE = { left: 52, right: 10, top: 8, bottom: 22 };
 
 // Exponential smoothing without the bias of its start: each value is a weighted mean of those up to it.
-export function smooth(values, factor) {
+function smooth(values, factor) {
   if (!factor) return values;
   let sum = 0;
   let weight = 0;
@@ -16,7 +16,7 @@ export function smooth(values, factor) {
   });
 }
 
-export function ticks(low, high, most) {
+function ticks(low, high, most) {
   const raw = (high - low) / Math.max(1, most - 1);
   const power = 10 ** Math.floor(Math.log10(raw));
   const step = [1, 2, 5, 10].map((factor) => factor * power).find((each) => each >= raw * (1 - 1e-9));

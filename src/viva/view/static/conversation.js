@@ -9,7 +9,7 @@ import { Tokens } from "./tokens.js";
 import { grid } from "./turns.js";
 import { verdicts } from "./verdicts.js";
 
-class Conversation {
+export class Conversation {
   constructor(root, { parts, parameters }) {
     this.root = root;
     this.filters = filtersOf(parameters);
@@ -21,7 +21,7 @@ class Conversation {
     this.answer = answer;
     if (answer.record) answer.record.agents = agentsOf(answer.record);
     this.root.dataset.title = `step ${answer.step}, conversation ${answer.group}`;
-    this.tokens = answer.tokens ? new Tokens(answer.tokens, answer.record) : null;
+    this.tokens = answer.tokens ? new Tokens(answer.tokens) : null;
     add(this.root, [this.top(answer), answer.record ? this.body(answer.record) : h("p", { class: "muted" }, "No record of what was said was kept."),
       this.tokens ? this.tokens.node : h("p", { class: "muted no-tokens" }, "The tokens of this conversation were not kept; the run keeps those of a sample (option tokens_every).")]);
   }
@@ -67,10 +67,4 @@ class Conversation {
     const isOpen = all.every((node) => node.open);
     for (const node of all) node.open = !isOpen;
   }
-}
-
-export async function conversationView(root, context) {
-  const view = new Conversation(root, context);
-  await view.build();
-  return view;
 }

@@ -49,7 +49,6 @@ class Points {
 class Figure {
   constructor(view, section, entry, size) {
     Object.assign(this, { view, entry, size, isDrawn: false });
-    this.text = `${section.title} ${entry.title} ${entry.curves.map((curve) => curve.key).join(" ")}`;
     this.title = `${section.title}: ${entry.title}`;
     this.plot = h("div", { class: "plot waiting" });
     const at = link(["curves", section.title, entry.title], view.parameters());
@@ -76,7 +75,7 @@ class Figure {
   }
 }
 
-class Curves {
+export class Curves {
   constructor(root, { parts, parameters, runs }) {
     Object.assign(this, { root, parts, runs, points: new Points(), figures: [] });
     this.smoothing = Math.min(0.99, Math.max(0, Number(parameters.smooth) || 0));
@@ -91,7 +90,6 @@ class Curves {
   }
 
   async build() {
-    if (!this.runs.length) this.runs = (await ask("runs")).runs;
     this.layout = await ask("curves");
     this.search = h("input", { type: "search", id: "filter", value: this.filter, placeholder: "part of a name", oninput: () => {
       this.filter = this.search.value;
@@ -180,10 +178,4 @@ class Curves {
   leave() {
     this.observer.disconnect();
   }
-}
-
-export async function curvesView(root, context) {
-  const view = new Curves(root, context);
-  await view.build();
-  return view;
 }

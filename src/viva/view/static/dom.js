@@ -2,7 +2,7 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 
-const SAFE_ATTRIBUTE = /^(aria-[a-z]+|class|data-[a-z-]+|for|href|id|open|role|scope|colspan|tabindex|title|type|value|name|placeholder|step|min|max|selected|checked|disabled|x|y|x1|x2|y1|y2|cx|cy|r|d|points|width|height|viewBox|text-anchor|marker-end|refX|refY|markerWidth|markerHeight|orient)$/;
+const SAFE_ATTRIBUTE = /^(aria-[a-z]+|class|data-[a-z-]+|for|href|id|open|role|scope|tabindex|title|type|value|name|placeholder|step|min|max|selected|disabled|x|y|x1|x2|y1|y2|cx|cy|r|d|viewBox|text-anchor|marker-end|refX|refY|markerWidth|markerHeight|orient)$/;
 
 function build(node, attributes, children) {
   for (const [name, value] of Object.entries(attributes || {})) {
@@ -52,6 +52,12 @@ export function table(className, heads, rows, caption) {
           cell instanceof Element && cell.tagName === "TD" ? cell : h("td", {}, cell)))))));
 }
 
+// Figures side by side, each with its title, and with a remark below where it has one.
+export function cards(figures) {
+  return h("div", { class: "cards" }, figures.map(({ title, value, below, id }) => h("div", { class: "card" },
+    h("p", { class: "name" }, title), h("p", { class: "value", id }, value), below === undefined ? null : h("p", { class: "muted" }, below))));
+}
+
 // A number for people: four significant digits, no needless zeros.
 export function number(value) {
   if (value === null || value === undefined) return "–";
@@ -79,9 +85,4 @@ export function share(part, whole) {
 export function mark(isRight) {
   if (isRight === null || isRight === undefined) return null;
   return h("span", { class: isRight ? "mark right" : "mark wrong" }, isRight ? "✓ right" : "✗ wrong");
-}
-
-// A button's look that stays pressed or not.
-export function toggle(label, isPressed, onclick, name) {
-  return h("button", { type: "button", class: "toggle", "aria-pressed": String(isPressed), "data-name": name, onclick }, label);
 }

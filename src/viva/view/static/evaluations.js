@@ -14,15 +14,18 @@ function result(each) {
       figures.map(([name, figure]) => [name, ...columns.map((column) => number(figure[column]))]), each.name));
 }
 
-async function fill(root) {
-  const runs = await ask("evaluations");
-  replace(root, h("h2", {}, "Evaluations"), runs.some((run) => run.results.length)
-    ? runs.map((run) => [runs.length > 1 ? h("h2", {}, run.name) : null, run.results.map(result)])
-    : h("p", { class: "muted" }, "None in the run's folder yet; viva eval RUN writes them."));
-}
+export class Evaluations {
+  constructor(root) {
+    this.root = root;
+    root.dataset.title = "evaluations";
+  }
 
-export async function evaluationsView(root) {
-  root.dataset.title = "evaluations";
-  await fill(root);
-  return { refresh: () => fill(root) };
+  async build() {
+    const runs = await ask("evaluations");
+    replace(this.root, h("h2", {}, "Evaluations"), runs.some((run) => run.results.length)
+      ? runs.map((run) => [runs.length > 1 ? h("h2", {}, run.name) : null, run.results.map(result)])
+      : h("p", { class: "muted" }, "None in the run's folder yet; viva eval RUN writes them."));
+  }
+
+  refresh = this.build;
 }

@@ -1,9 +1,9 @@
 // The judge over many conversations: flips, cycles and agreement with known answers, by step, and where to look.
 
-import { ask, isReport } from "./api.js";
+import { isReport } from "./api.js";
 import { chart } from "./chart.js";
-import { h, replace, share, table } from "./dom.js";
-import { answersText, Filtered, questionOf, renewStrategies } from "./list.js";
+import { cards, h, replace, share, table } from "./dom.js";
+import { answersText, Filtered, questionOf } from "./list.js";
 
 function rate(steps, part, whole, name) {
   const counted = steps.filter((step) => step[whole]);
@@ -20,26 +20,18 @@ function orders(counts) {
     "Pairs by their verdicts in both orders");
 }
 
-class Judge extends Filtered {
-  async build() {
-    if (!this.runs.length) this.runs = (await ask("runs")).runs;
-    const [listed, answer] = await this.ask();
-    this.frame("Judge", h("div", {}), listed.facets);
-    this.fill(answer);
-  }
-
-  ask() {
-    return Promise.all([ask("conversations", { run: this.filters.run, size: 1 }), ask("judge", this.parameters())]);
-  }
+export class Judge extends Filtered {
+  name = "judge";
+  title = "Judge";
 
   fill(answer) {
     const { totals, steps } = answer;
-    const card = (title, id, value) => h("div", { class: "card" }, h("p", { class: "name" }, title), h("p", { class: "value", id }, value));
     const figure = (title, line) => h("figure", { "data-chart": title }, h("figcaption", {}, title), chart(title, [line]));
     const pager = this.pager(answer);
-    replace(this.body, h("div", { class: "cards" }, card("conversations", "judge-conversations", totals.conversations),
-      card("verdicts that flip with the order", "judge-flips", share(totals.flips, totals.pairs)), card("cycles", "judge-cycles", totals.cycles),
-      card("preferences that agree with known answers", "judge-agreement", share(totals.agreeing, totals.decidable))),
+    replace(this.body, cards([{ title: "conversations", id: "judge-conversations", value: totals.conversations },
+      { title: "verdicts that flip with the order", id: "judge-flips", value: share(totals.flips, totals.pairs) },
+      { title: "cycles", id: "judge-cycles", value: totals.cycles },
+      { title: "preferences that agree with known answers", id: "judge-agreement", value: share(totals.agreeing, totals.decidable) }]),
     totals.orders.some(Boolean) ? orders(totals.orders) : null,
     h("div", { class: "charts" }, figure("share of flips", rate(steps, "flips", "pairs", "flips")),
       figure("agreement with known answers", rate(steps, "agreeing", "decidable", "agreement"))),
@@ -50,18 +42,7 @@ class Judge extends Filtered {
       : h("p", { class: "muted" }, "None."));
   }
 
-  async refresh(runs) {
-    this.runs = runs;
-    const loading = this.loading;
-    const [listed, answer] = await this.ask();
-    if (loading !== this.loading) return;
-    renewStrategies(this.bar, listed.facets, this.filters.strategy);
+  renew(answer) {
     if (!this.body.contains(document.activeElement)) this.fill(answer);
   }
-}
-
-export async function judgeView(root, context) {
-  const view = new Judge("judge", root, context);
-  await view.build();
-  return view;
 }

@@ -1,7 +1,7 @@
 // The conversations of a run: filters and one page of rows, all of it in the address.
 
 import { ask, has, isReport, link, remember } from "./api.js";
-import { h, number, replace, table } from "./dom.js";
+import { counted, h, number, replace, table } from "./dom.js";
 
 const ANSWERS = [["", "any answers"], ["right", "all right"], ["mixed", "some right"], ["wrong", "all wrong"], ["mended", "revision mended"],
   ["spoiled", "revision spoiled"], ["unknown", "not known"]];
@@ -19,11 +19,10 @@ export function answersText(row) {
   return row.num_graded ? `${row.num_right}/${row.num_graded}` : "–";
 }
 
-const counted = (count, noun) => (count ? `${count} ${noun}${count > 1 ? "s" : ""}` : "");
-
 function stateText(row) {
   return [row.is_void ? "void" : "", row.num_failures ? `${row.num_failures} failed` : "", row.num_mended > 0 ? `${row.num_mended} mended` : "",
-    row.num_mended < 0 ? `${-row.num_mended} spoiled` : "", counted(row.judged.flips, "flip"), counted(row.judged.cycles, "cycle"),
+    row.num_mended < 0 ? `${-row.num_mended} spoiled` : "", row.judged.flips ? counted(row.judged.flips, "flip") : "",
+    row.judged.cycles ? counted(row.judged.cycles, "cycle") : "",
     row.has_tokens ? "tokens" : ""].filter(Boolean).join(", ");
 }
 
@@ -40,7 +39,7 @@ function strategies(facets) {
 }
 
 // The strategies to choose from: more of them become known as the run goes on, or as its files are read.
-export function renewStrategies(bar, facets, value) {
+function renewStrategies(bar, facets, value) {
   const select = bar.elements.strategy;
   if (select && select !== document.activeElement) replace(select, items(strategies(facets), value));
 }
@@ -49,7 +48,7 @@ function field(name, label, type, value, oninput) {
   return h("label", {}, h("span", {}, label), h("input", { name, type, step: type === "number" ? "any" : null, value: value || "", oninput }));
 }
 
-export function filterBar(parameters, facets, runs, changed) {
+function filterBar(parameters, facets, runs, changed) {
   const timers = new Map(); // by field: what is typed into one must not drop what was typed into another
   const later = ({ target: { name, value } }) => {
     clearTimeout(timers.get(name));
@@ -74,21 +73,32 @@ export function questionOf(row, filters) {
   return has("conversation", where) ? h("a", { href: link(["conversation", where.step, where.group], filters) }, text) : text;
 }
 
-// Rows that match the filters, by pages.
+// Rows that match the filters, by pages. A view of them has a name, a title, and fill and renew for an answer.
 export class Filtered {
-  constructor(name, root, { parameters, runs }) {
-    Object.assign(this, { name, root, runs, filters: filtersOf(parameters), page: Number(parameters.page) || 0, loading: 0 });
+  constructor(root, { parameters, runs }) {
+    Object.assign(this, { root, runs, filters: filtersOf(parameters), page: Number(parameters.page) || 0, loading: 0 });
   }
 
   parameters() {
     return { ...this.filters, page: this.page || "" };
   }
 
-  frame(title, body, facets) {
+  async build() {
+    const answer = await ask(this.name, this.parameters());
     this.root.dataset.title = this.name;
-    this.body = body;
-    this.bar = filterBar(this.filters, facets, this.runs, (name, value) => this.changed(name, value));
-    replace(this.root, h("h2", { class: "quiet" }, title), this.bar, this.body);
+    this.body = h("div", { class: "rows" });
+    this.bar = filterBar(this.filters, answer.facets, this.runs, (name, value) => this.changed(name, value));
+    replace(this.root, h("h2", { class: "quiet" }, this.title), this.bar, this.body);
+    this.fill(answer);
+  }
+
+  async refresh(runs) {
+    this.runs = runs;
+    const loading = this.loading;
+    const answer = await ask(this.name, this.parameters());
+    if (loading !== this.loading) return;
+    renewStrategies(this.bar, answer.facets, this.filters.strategy);
+    this.renew(answer);
   }
 
   async changed(name, value) {
@@ -127,15 +137,10 @@ export class Filtered {
   }
 }
 
-class List extends Filtered {
+export class List extends Filtered {
+  name = "conversations";
+  title = "Conversations";
   chosen = 0;
-
-  async build() {
-    if (!this.runs.length) this.runs = (await ask("runs")).runs;
-    const answer = await ask("conversations", this.parameters());
-    this.frame("Conversations", h("div", { class: "rows" }), answer.facets);
-    this.fill(answer);
-  }
 
   fill(answer, chosen = 0) {
     const list = table("list", ["step", "group", "question", "strategy", "right", "reward", "lowest", "highest", "remarks", ...(isReport ? ["shown for"] : [])],
@@ -154,31 +159,23 @@ class List extends Filtered {
     if (isFocused) links[this.chosen].focus();
   }
 
-  async refresh(runs) {
-    this.runs = runs;
-    const chosen = this.chosen;
-    const isFocused = this.body.contains(document.activeElement) && document.activeElement.tagName === "A";
-    const loading = this.loading;
-    const answer = await ask("conversations", this.parameters());
-    if (loading !== this.loading) return;
-    renewStrategies(this.bar, answer.facets, this.filters.strategy);
+  isFocused() {
+    return this.body.contains(document.activeElement) && document.activeElement.tagName === "A";
+  }
+
+  renew(answer) {
+    const { chosen } = this;
+    const wasFocused = this.isFocused();
     this.fill(answer, chosen);
-    if (isFocused) this.choose(chosen);
+    if (wasFocused) this.choose(chosen);
   }
 
   key(event) {
     const links = this.body.querySelectorAll("tbody a");
-    const isIn = this.body.contains(document.activeElement) && document.activeElement.tagName === "A";
+    const isIn = this.isFocused();
     if (event.key === "j") return this.choose(isIn ? this.chosen + 1 : this.chosen), true;
     if (event.key === "k") return this.choose(this.chosen - 1), true;
     if (event.key === "Enter" && !isIn && document.activeElement === document.body && links[this.chosen]) return links[this.chosen].click(), true;
     return super.key(event);
   }
 }
-
-export async function listView(root, context) {
-  const view = new List("conversations", root, context);
-  await view.build();
-  return view;
-}
-

@@ -6,8 +6,6 @@ const WIDTH = 460;
 const LEFT = 80;
 const ROW = 34;
 
-const isKnown = (value) => value !== null && value !== undefined;
-
 // What the record has of each agent.
 export function agentsOf(record) {
   const values = { reward: record.rewards, right_before: record.correct_initial, right: record.correct, before: record.scores.initial,
@@ -16,11 +14,12 @@ export function agentsOf(record) {
     ...Object.fromEntries(Object.entries(values).map(([name, found]) => [name, (found || {})[id] ?? null])) }));
 }
 
+const scoreX = (score) => LEFT + Math.min(1, Math.max(0, score)) * (WIDTH - LEFT - 20);
+
 function bar(value, error, y, name) {
-  const x = (score) => LEFT + Math.min(1, Math.max(0, score)) * (WIDTH - LEFT - 20);
   return [
-    error === null ? null : svg("line", { class: `whisker ${name}`, x1: x(value - error), x2: x(value + error), y1: y, y2: y }),
-    svg("circle", { class: `score ${name}`, cx: x(value), cy: y, r: 4.5 }),
+    error === null ? null : svg("line", { class: `whisker ${name}`, x1: scoreX(value - error), x2: scoreX(value + error), y1: y, y2: y }),
+    svg("circle", { class: `score ${name}`, cx: scoreX(value), cy: y, r: 4.5 }),
   ];
 }
 
@@ -28,12 +27,11 @@ export function scores(record) {
   const scored = record.agents.filter((agent) => agent.after !== null);
   if (!scored.length) return null;
   const height = 26 + ROW * scored.length;
-  const x = (score) => LEFT + score * (WIDTH - LEFT - 20);
   const label = scored.map((agent) => `agent ${agent.id}: ${number(agent.before)} before, ${number(agent.after)} after`).join("; ");
   return h("figure", { class: "scores" }, h("figcaption", {}, "V before and after review, with one standard error"),
     svg("svg", { viewBox: `0 0 ${WIDTH} ${height}`, role: "img", "aria-label": label },
-      [0, 0.25, 0.5, 0.75, 1].map((score) => [svg("line", { class: "grid", x1: x(score), x2: x(score), y1: 4, y2: height - 20 }),
-        svg("text", { class: "tick", x: x(score), y: height - 6, "text-anchor": "middle" }, score)]),
+      [0, 0.25, 0.5, 0.75, 1].map((score) => [svg("line", { class: "grid", x1: scoreX(score), x2: scoreX(score), y1: 4, y2: height - 20 }),
+        svg("text", { class: "tick", x: scoreX(score), y: height - 6, "text-anchor": "middle" }, score)]),
       scored.map((agent, index) => {
         const y = 16 + ROW * index;
         return [svg("text", { class: "tick", x: LEFT - 10, y: y + 8, "text-anchor": "end" }, `agent ${agent.id}`),
@@ -53,7 +51,7 @@ export function streams(record) {
       ...(isScored ? [withError(agent.before, agent.before_error), withError(agent.after, agent.after_error),
         agent.before !== null && agent.after !== null ? signed(agent.after - agent.before, 3) : "–"] : []),
       h("span", {}, mark(agent.right_before), agent.right_before === null ? null : " → ", mark(agent.right)),
-      ...names.map((name) => (isKnown(agent.streams[name]) ? agent.streams[name].toFixed(3) : "–")),
+      ...names.map((name) => agent.streams[name]?.toFixed(3) ?? "–"),
       agent.reward === null ? "–" : signed(agent.reward, 3)]), "Rewards");
 }
 
@@ -120,5 +118,5 @@ export function rankings(record) {
     h("p", { class: "muted" }, "In each cell, the agents that rank the row above the column; = those that call it a tie."),
     h("div", { class: "matrices" }, ranked.map(({ segment, cycles, agreement }) => h("div", { "data-segment": segment }, matrix(segment, votes(segment)),
       h("p", {}, "Cycles: ", h("b", { class: "cycles" }, cyclesText(cycles))),
-      h("p", {}, "Agrees with the known answers: ", h("b", { class: "agreement" }, share(agreement.num_right, agreement.num_pairs)))))));
+      h("p", {}, "Agrees with the known answers: ", h("b", { class: "agreement" }, share(...agreement)))))));
 }

@@ -2,14 +2,11 @@
 
 import { ask } from "./api.js";
 import { chart } from "./chart.js";
-import { h, replace, table } from "./dom.js";
+import { cards, h, replace, table } from "./dom.js";
 
 const ACCURACY = "test/direct_accuracy";
 const GREEDY = "test/direct_accuracy_greedy";
 const WON = "test/judged/win_rate";
-
-const cards = (found) => h("div", { class: "cards" }, found.map((card) =>
-  h("div", { class: "card" }, h("p", { class: "name" }, card.title), h("p", { class: "value" }, card.value), h("p", { class: "muted" }, card.below))));
 
 function accuracy(run) {
   if (!run.has_accuracy) return run.judged.length ? null : h("p", { class: "muted" }, "Held-out accuracy was not measured: the run had no test set with answers.");
@@ -32,17 +29,20 @@ function one(run, { name, kind }) {
     run.torn.map((file) => h("p", { class: "muted" }, `The last line of ${file} is torn (the run was stopped while it wrote) and left out.`)));
 }
 
-async function fill(root) {
-  const [{ viva, runs }, summaries, series] = await Promise.all([ask("runs"), ask("summary"), ask("series", { key: [ACCURACY, GREEDY, WON] })]);
-  const lines = series.flatMap((found, run) => [[ACCURACY, runs[run].name], [GREEDY, `${runs[run].name}, at temperature 0`], [WON, `${runs[run].name}, judged better than before`]].map(([key, name], colour) =>
-    found[key] && { ...found[key], run, colour, name })).filter(Boolean);
-  replace(root, summaries.map((run, index) => one(run, runs[index])),
-    lines.length ? h("figure", { class: "alone", "data-chart": "held-out direct accuracy" }, chart(summaries.some((run) => run.judged.length) ? "held-out answers" : "held-out direct accuracy", lines, { size: [860, 240] })) : null,
-    h("p", { class: "muted" }, `Viva ${viva}`));
-}
+export class Summary {
+  constructor(root) {
+    this.root = root;
+    root.dataset.title = "summary";
+  }
 
-export async function summaryView(root) {
-  root.dataset.title = "summary";
-  await fill(root);
-  return { refresh: () => fill(root) };
+  async build() {
+    const [{ viva, runs }, summaries, series] = await Promise.all([ask("runs"), ask("summary"), ask("series", { key: [ACCURACY, GREEDY, WON] })]);
+    const lines = series.flatMap((found, run) => [[ACCURACY, runs[run].name], [GREEDY, `${runs[run].name}, at temperature 0`], [WON, `${runs[run].name}, judged better than before`]].map(([key, name], colour) =>
+      found[key] && { ...found[key], run, colour, name })).filter(Boolean);
+    replace(this.root, summaries.map((run, index) => one(run, runs[index])),
+      lines.length ? h("figure", { class: "alone", "data-chart": "held-out direct accuracy" }, chart(summaries.some((run) => run.judged.length) ? "held-out answers" : "held-out direct accuracy", lines, { size: [860, 240] })) : null,
+      h("p", { class: "muted" }, `Viva ${viva}`));
+  }
+
+  refresh = this.build;
 }

@@ -1,6 +1,6 @@
 // Credit on tokens: shaded by advantage, one stream at a time or all, with every number of the token under the cursor.
 
-import { counted, h, number, replace, toggle } from "./dom.js";
+import { counted, h, number, replace } from "./dom.js";
 import { reveal } from "./review.js";
 
 const LEVELS = 5;
@@ -19,9 +19,9 @@ function level(value, most) {
 const lineBreaks = (piece) => piece.replace(/\n/g, "↵\n").replace(/\t/g, "⇥\t");
 
 export class Tokens {
-  constructor(data, record) {
+  constructor(data) {
     this.data = data;
-    this.record = record;
+    this.streams = [ALL, ...data.streams];
     this.stream = ALL;
     this.info = h("dl", { class: "token-info", "aria-live": "polite" });
     this.bar = h("div", { class: "tools", role: "group", "aria-label": "Stream" });
@@ -105,8 +105,8 @@ export class Tokens {
   }
 
   paint() {
-    const names = [ALL, ...this.data.streams];
-    replace(this.bar, names.map((name) => toggle(name, name === this.stream, () => this.select(name), name)));
+    replace(this.bar, this.streams.map((name) => h("button", { type: "button", class: "toggle", "aria-pressed": String(name === this.stream), "data-name": name,
+      onclick: () => this.select(name) }, name)));
     for (const index of this.boxes.keys()) this.shade(index);
   }
 
@@ -116,8 +116,7 @@ export class Tokens {
   }
 
   nextStream() {
-    const names = [ALL, ...this.data.streams];
-    this.select(names[(names.indexOf(this.stream) + 1) % names.length]);
+    this.select(this.streams[(this.streams.indexOf(this.stream) + 1) % this.streams.length]);
   }
 
   advantage(turn, place) {

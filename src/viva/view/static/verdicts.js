@@ -72,6 +72,6 @@ export function verdicts(record, where) {
     between(record), ofRevisions(record),
     h("p", {}, "Flips: ", h("b", { class: "flips" }, share(flips, both)), " · Cycles: ",
       h("b", { class: "cycles" }, cyclesText(cycles)), " · Agrees with the known answers: ",
-      h("b", { class: "agreement" }, share(agreement.num_right, agreement.num_pairs))),
+      h("b", { class: "agreement" }, share(...agreement))),
     written.length ? h("details", {}, h("summary", {}, "What the judge wrote"), written.map((item) => [titleOf(item), item.failure ? h("p", { class: "muted" }, "No reply: ", headOf(item.failure)) : text(item.text, where)])) : null, asked(record, where));
 }
