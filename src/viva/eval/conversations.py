@@ -15,18 +15,15 @@ from viva.conversation.records import ReplyStatus, Solution
 from viva.eval.records import WRONG, AgentAnswers, Answer, Played
 from viva.experts.strategy import record_of
 from viva.judging.answers import AnswerCheck
-from viva.judging.judge import PolicyRef, SamplingClient
+from viva.judging.judge import SamplingClient
 from viva.judging.records import ConversationRecord, TurnRecord
 from viva.judging.usage import Usage
 from viva.rewards.base import Grader
 from viva.training.console import Begin, unseen
-from viva.training.data import PromptItem, derive_seed
+from viva.training.data import BuilderFactory, PromptItem, derive_seed
 from viva.training.metrics import rollout_metrics
 from viva.training.rollouts import GroupOutcome, run_groups
 from viva.training.sampling import Policy, Sampling
-
-BuilderMaker = Callable[[PromptItem, int, PolicyRef, Grader], EnvGroupBuilder]
-"""One conversation on a problem, from its seed, who judges, and how solutions are graded for the metrics."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,10 +75,9 @@ class Conversations:
     """One kind of conversation, to be played on problems."""
 
     num_agents: int
-    make_builder: BuilderMaker
+    factory: Callable[[Grader], BuilderFactory]
+    """Makes them, with solutions graded for the metrics by what it is given."""
     sampling: Sampling
-    judge: SamplingClient | None = None
-    """``None``: the policy that talks."""
     begin: Begin = unseen
 
 
@@ -114,12 +110,10 @@ async def play_all(
     What the check raises passes through.
     """
     grader = _KeptGrader(check, on_error=lambda: playing.cancel())
-    judge = PolicyRef(
-        sampling_client=conversations.judge or sampler, timeout_s=conversations.sampling.timeout_s
-    )
+    make_builder = conversations.factory(grader)
     evaluator = ConversationEvaluator(
         make_builders=lambda: [
-            conversations.make_builder(item, group_seed(conversations.sampling.seed, index), judge, grader)
+            make_builder(item, group_seed(conversations.sampling.seed, index))
             for index, item in enumerate(items)
         ],
         sampling=conversations.sampling,

@@ -1,8 +1,8 @@
 """The judges that ``judge=`` names: found before anything is sampled, opened, and their verdicts on two policies."""
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -71,9 +71,9 @@ class OpenJudge:
 
     plan: JudgePlan
     judge: Judge
-    usage: EndpointUsage | None
+    usage: EndpointUsage | None = None
     """Usage of an endpoint up to now."""
-    engine: EngineConfig
+    engine: EngineConfig = field(default_factory=EngineConfig)
     """The engine that it samples on; that of this process for an endpoint, which has none."""
 
 
@@ -86,7 +86,7 @@ def plan_judges(options: EvalOptions, *, base: Target, current: Target) -> tuple
     _criteria(options)
     names = [BASE] if options.judge is None else _names("judge", options.judge)
     addresses = [name for name in names if is_address(name)]
-    if not addresses and (given := _given(options, ENDPOINT_OPTIONS)):
+    if not addresses and (given := judge_given(options, ENDPOINT_OPTIONS)):
         raise ValueError(
             f"{', '.join(given)} would change nothing: no judge is behind an endpoint; give "
             "judge=https://host/v1 or judge=http://127.0.0.1:PORT/v1"
@@ -158,12 +158,8 @@ def refuse_judge(options: EvalOptions) -> None:
         )
 
 
-def judge_given(options: EvalOptions) -> list[str]:
+def judge_given(options: EvalOptions, names: Sequence[str] = JUDGE_OPTIONS) -> list[str]:
     """Options of a judge that are not their defaults."""
-    return _given(options, JUDGE_OPTIONS)
-
-
-def _given(options: EvalOptions, names: tuple[str, ...]) -> list[str]:
     return [name for name in names if getattr(options, name) != getattr(EvalOptions(), name)]
 
 
@@ -177,32 +173,15 @@ async def opened_judges(
         for plan in plans:
             if isinstance(plan.source, EndpointOptions):
                 endpoint = await stack.enter_async_context(ChatEndpoint(plan.source, AnswerFile(kept)))
-                opened.append(
-                    OpenJudge(
-                        plan=plan,
-                        judge=EndpointJudge(endpoint, plan.options),
-                        usage=endpoint.usage,
-                        engine=EngineConfig(),
-                    )
-                )
+                judge = EndpointJudge(endpoint, plan.options)
+                opened.append(OpenJudge(plan=plan, judge=judge, usage=endpoint.usage))
             else:
-                opened.append(await _opened_policy(plan, plan.source, options, engines))
+                is_other = plan.name not in (BASE, _CURRENT)
+                own = chz.replace(options, renderer_name=None) if is_other else options
+                policy = await open_target(plan.source, own, engines)
+                judge = plan.options.make(PolicyRef(sampling_client=policy.client), policy.renderer)
+                opened.append(OpenJudge(plan=plan, judge=judge, engine=policy.engine))
         yield opened
-
-
-async def _opened_policy(
-    plan: JudgePlan, target: Target, options: EvalOptions, engines: Engines
-) -> OpenJudge:
-    if plan.name not in (BASE, _CURRENT):
-        options = chz.replace(options, renderer_name=None)
-    opened = await open_target(target, options, engines)
-    policy = PolicyRef(sampling_client=opened.client)
-    return OpenJudge(
-        plan=plan,
-        judge=plan.options.make(policy, opened.renderer),
-        usage=None,
-        engine=opened.engine,
-    )
 
 
 def _usage_text(plan: JudgePlan, usage: EndpointUsage) -> str:
@@ -220,21 +199,21 @@ def _usage_text(plan: JudgePlan, usage: EndpointUsage) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """The verdicts of all judges on two policies' answers."""
+    """The verdicts of all judges on two policies' answers; empty where nobody judged."""
 
-    judges: tuple[dict[str, object], ...]
+    judges: Sequence[dict[str, object]] = ()
     """By judge: its name, model and mode; of an endpoint also what was asked."""
-    figures: dict[str, Figure]
-    rubrics: dict[str, Difference]
+    figures: dict[str, Figure] = field(default_factory=dict[str, Figure])
+    rubrics: dict[str, Difference] = field(default_factory=dict[str, Difference])
     """Scores of both policies' answers, where there is a rubric."""
-    rows: list[dict[str, Any]]
+    rows: Sequence[dict[str, Any]] = ()
     """Transcripts: the pairs with their verdicts, judge by judge."""
-    notes: tuple[str, ...]
+    notes: Sequence[str] = ()
     """Lines about costs and failed comparisons."""
 
 
 async def have_judged(
-    judges: Sequence[OpenJudge], options: EvalOptions, evaluations: tuple[Evaluation, Evaluation]
+    judges: Sequence[OpenJudge], options: EvalOptions, first: Evaluation, second: Evaluation
 ) -> Judgement:
     """Have every judge compare the direct answers of two policies to the same prompts.
 
@@ -242,7 +221,6 @@ async def have_judged(
         ValueError: If a judge could be asked about none of them: where others have the same words, those would be all
             that is counted.
     """
-    first, second = evaluations
     criteria = _criteria(options)
     pairs_P_N = paired(first.asked, second.asked)
     seed = int(first.options["seed"])
@@ -262,7 +240,7 @@ async def have_judged(
                 begin = _titled(console.begin, "rubric")
                 scores = [
                     await score_answers(opened.judge, criteria, each.asked, seed, begin)
-                    for each in (evaluations if criteria else ())
+                    for each in ((first, second) if criteria else ())
                 ]
             own = _rows(plan.name, opened.judge, judged[plan.name], step, start=len(rows))
             if criteria:
@@ -284,11 +262,11 @@ async def have_judged(
                 notes.append(_usage_text(plan, opened.usage))
             notes += _failures(plan.name, judged[plan.name], scores)
     return Judgement(
-        judges=tuple(entries),
+        judges=entries,
         figures=figures_of_judges(judged, resamples=options.resamples, seed=draws_seed(first.options)),
         rubrics=rubrics,
         rows=rows,
-        notes=tuple(notes),
+        notes=notes,
     )
 
 
@@ -380,8 +358,9 @@ _LEGEND = {
 }
 
 
-def judged_text(figures: Mapping[str, Figure], judges: Sequence[str], notes: Sequence[str]) -> str:
-    """The figures of `viva.eval.judged.figures_of_judges` as tables, with a column for each judge, and notes below."""
+def judged_text(judged: Judgement) -> str:
+    """The figures as tables, with a column for each judge, and notes below."""
+    figures, judges = judged.figures, [str(each["name"]) for each in judged.judges]
     keys = dict.fromkeys(
         each.removeprefix(f"judge/{name}/")
         for name in judges
@@ -403,7 +382,7 @@ def judged_text(figures: Mapping[str, Figure], judges: Sequence[str], notes: Seq
         ]
         lines += ["", *text_table(told)]
     lines += ["", *(text for mark, text in _LEGEND.items() if any(mark in name for name in figures))]
-    return "\n".join([*lines, *notes]) + "\n"
+    return "\n".join([*lines, *judged.notes]) + "\n"
 
 
 def _cells(name: str, figure: Figure | None) -> tuple[str, str]:
