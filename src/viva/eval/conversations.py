@@ -42,27 +42,27 @@ class ConversationEvaluator:
     async def __call__(self, sampler: SamplingClient, step: int) -> Mapping[str, float]:
         """Metrics ``test/conversation/*``."""
         del step  # seeds are the same at every step
-        return self.metrics(await self.play(sampler))
+        return _metrics(await _play(sampler, self.make_builders(), self.sampling, self.begin))
 
-    async def play(self, sampler: SamplingClient) -> list[GroupOutcome]:
-        """The outcome of every group, in the order of the builders."""
-        builders = self.make_builders()
-        progress = self.begin("test conversations", len(builders), "conversations")
-        policy = Policy(
-            sampler=sampler,
-            sampling=self.sampling.seeded("test conversations"),
-            on_reply=progress.on_reply,
-        )
-        return await run_groups(
-            builders,
-            policy,
-            max_retries=self.sampling.max_retries,
-            on_group=lambda _, outcome: progress.on_group(outcome),
-        )
 
-    def metrics(self, outcomes_P: Sequence[GroupOutcome]) -> dict[str, float]:
-        """Rollout metrics of groups, as ``test/conversation/*``."""
-        return {f"test/conversation/{key}": value for key, value in rollout_metrics(outcomes_P).items()}
+async def _play(
+    sampler: SamplingClient, builders: Sequence[EnvGroupBuilder], sampling: Sampling, begin: Begin
+) -> list[GroupOutcome]:
+    """The outcome of every group, in the order of the builders."""
+    progress = begin("test conversations", len(builders), "conversations")
+    policy = Policy(
+        sampler=sampler, sampling=sampling.seeded("test conversations"), on_reply=progress.on_reply
+    )
+    return await run_groups(
+        builders,
+        policy,
+        max_retries=sampling.max_retries,
+        on_group=lambda _, outcome: progress.on_group(outcome),
+    )
+
+
+def _metrics(outcomes_P: Sequence[GroupOutcome]) -> dict[str, float]:
+    return {f"test/conversation/{key}": value for key, value in rollout_metrics(outcomes_P).items()}
 
 
 def group_seed(seed: int, index: int) -> int:
@@ -111,15 +111,9 @@ async def play_all(
     """
     grader = _KeptGrader(check, on_error=lambda: playing.cancel())
     make_builder = conversations.factory(grader)
-    evaluator = ConversationEvaluator(
-        make_builders=lambda: [
-            make_builder(item, group_seed(conversations.sampling.seed, index))
-            for index, item in enumerate(items)
-        ],
-        sampling=conversations.sampling,
-        begin=conversations.begin,
-    )
-    playing = asyncio.create_task(evaluator.play(sampler))
+    sampling = conversations.sampling
+    builders = [make_builder(item, group_seed(sampling.seed, index)) for index, item in enumerate(items)]
+    playing = asyncio.create_task(_play(sampler, builders, sampling, conversations.begin))
     try:
         outcomes = await playing
     except asyncio.CancelledError:
@@ -133,7 +127,7 @@ async def play_all(
         _read_outcome(outcome, item, conversations.num_agents, kept)
         for outcome, item in zip(outcomes, items, strict=True)
     )
-    return played, outcomes, evaluator.metrics(outcomes)
+    return played, outcomes, _metrics(outcomes)
 
 
 def _read_outcome(outcome: GroupOutcome, item: PromptItem, num_agents: int, check: AnswerCheck) -> Played:

@@ -162,7 +162,7 @@ async def _sample(
         sampling=Sampling(
             seed=plan.shared.seed,
             max_tokens=plan.shared.max_tokens,
-            temperature=plan.record["eval_temperature"],
+            temperature=plan.shared.direct_temperature,
             context_window=opened.context_window,
         ),
         system_prompt=plan.shared.system_prompt,
@@ -272,10 +272,9 @@ async def _judging(options: JudgeOptions, opened: OpenPolicy) -> tuple[SamplingC
         return client, opened.renderer
     if options.model is None:
         return opened.client, opened.renderer
-    other = await open_judge(
+    return await open_judge(
         options, opened.engine, opened.service, model=opened.model, renderer=opened.renderer
     )
-    return other.client, other.renderer
 
 
 async def _scorer(reward: Reward, talking: PolicyRef, opened: OpenPolicy) -> Scorer | None:
@@ -362,7 +361,9 @@ async def _compare_files(name: str, options: EvalOptions) -> str:
     _check_comparable(evaluation.options, evaluation.prompts_digest, against)
     judged = Judgement()
     if options.judge is not None or options.criteria is not None:
-        current = _stored_target(evaluation)
+        told = evaluation.target
+        model = None if told["kind"] in ("run", "model") else told["model"]
+        current = find_target(str(told["name"]), checkpoint=told.get("checkpoint"), model_name=model)
         judges = plan_judges(options, base=untrained(current), current=current)
         kept = Path(name).expanduser().with_name(ANSWERS_FILE)
         async with Engines() as engines, opened_judges(judges, options, engines, kept) as opened:
@@ -371,13 +372,6 @@ async def _compare_files(name: str, options: EvalOptions) -> str:
         refuse_judge(options)
     target = None if options.output is None else Path(options.output).expanduser()
     return _compare(evaluation, against, judged, options, target)
-
-
-def _stored_target(evaluation: Evaluation) -> Target:
-    """The policy of an earlier evaluation, as it can be found again."""
-    told = evaluation.target
-    model = None if told["kind"] in ("run", "model") else told["model"]
-    return find_target(str(told["name"]), checkpoint=told.get("checkpoint"), model_name=model)
 
 
 def _check_comparable(record: Mapping[str, object], digest: str, stored: Evaluation) -> None:

@@ -16,9 +16,9 @@ from viva.eval.judged import JudgedPair, figures_of_judges, judge_pairs, paired
 from viva.eval.records import Difference, Evaluation, Figure
 from viva.eval.rubric import Scores, rubric_figures, score_answers
 from viva.judging.comparison import Judge
-from viva.judging.endpoint import ChatEndpoint, EndpointOptions, EndpointUsage
+from viva.judging.endpoint import ChatEndpoint, EndpointOptions
 from viva.judging.endpoint_judge import EndpointJudge
-from viva.judging.judge import JudgeOptions, PolicyRef
+from viva.judging.judge import JudgeMode, JudgeOptions, PolicyRef
 from viva.judging.records import (
     ComparisonRecord,
     ConversationRecord,
@@ -54,8 +54,7 @@ class JudgePlan:
         if isinstance(self.source, EndpointOptions):
             where = {"model": self.source.model, "url": self.source.url}
         else:
-            of = self.source.summary
-            where = {"model": of["model"], "checkpoint": of["checkpoint"]}
+            where = {"model": self.source.model, "checkpoint": self.source.checkpoint}
         default = JudgeOptions()
         how = {
             name: getattr(self.options, name)
@@ -71,8 +70,6 @@ class OpenJudge:
 
     plan: JudgePlan
     judge: Judge
-    usage: EndpointUsage | None = None
-    """Usage of an endpoint up to now."""
     engine: EngineConfig = field(default_factory=EngineConfig)
     """The engine that it samples on; that of this process for an endpoint, which has none."""
 
@@ -119,15 +116,13 @@ def _names(option: str, value: str) -> list[str]:
     return names
 
 
-def _how(options: EvalOptions, mode: str) -> JudgeOptions:
-    given = {
-        "mode": options.judge_mode or mode,
-        "max_tokens": options.judge_max_tokens,
-        "answers_first": options.judge_answers_first,
-    }
-    if options.judge_prompt is not None:
-        given["system_prompt"] = options.judge_prompt
-    return JudgeOptions.of(given)
+def _how(options: EvalOptions, mode: JudgeMode) -> JudgeOptions:
+    how = JudgeOptions(
+        mode=options.judge_mode or mode,
+        max_tokens=options.judge_max_tokens,
+        answers_first=options.judge_answers_first,
+    )
+    return how if options.judge_prompt is None else replace(how, system_prompt=options.judge_prompt)
 
 
 def _target(name: str, *, base: Target, current: Target) -> Target:
@@ -174,7 +169,7 @@ async def opened_judges(
             if isinstance(plan.source, EndpointOptions):
                 endpoint = await stack.enter_async_context(ChatEndpoint(plan.source, AnswerFile(kept)))
                 judge = EndpointJudge(endpoint, plan.options)
-                opened.append(OpenJudge(plan=plan, judge=judge, usage=endpoint.usage))
+                opened.append(OpenJudge(plan=plan, judge=judge))
             else:
                 is_other = plan.name not in (BASE, _CURRENT)
                 own = chz.replace(options, renderer_name=None) if is_other else options
@@ -184,16 +179,17 @@ async def opened_judges(
         yield opened
 
 
-def _usage_text(plan: JudgePlan, usage: EndpointUsage) -> str:
+def _usage_text(name: str, endpoint: ChatEndpoint) -> str:
     """One line of what an endpoint was asked and what that cost."""
+    usage, prices = endpoint.usage, endpoint.options.prices
     told = [
-        f"judge {plan.name}: {counted(usage.requests, 'request')}, {counted(usage.kept, 'answer')} kept from before, "
+        f"judge {name}: {counted(usage.requests, 'request')}, {counted(usage.kept, 'answer')} kept from before, "
         f"{usage.prompt_tokens:,} tokens read and {usage.sampled_tokens:,} sampled"
     ]
     if usage.unmetered:
         told.append(f"tokens of {counted(usage.unmetered, 'answer')} by their length, since none were told")
-    if isinstance(plan.source, EndpointOptions) and plan.source.prices is not None:
-        told.append(f"price {usage.price(plan.source.prices):.4f}")
+    if prices is not None:
+        told.append(f"price {usage.price(prices):.4f}")
     return "; ".join(told)
 
 
@@ -257,9 +253,9 @@ async def have_judged(
             entries.append(
                 plan.summary | ({} if options.criteria is None else {"criteria": options.criteria})
             )
-            if opened.usage is not None:
-                entries[-1]["usage"] = asdict(opened.usage)
-                notes.append(_usage_text(plan, opened.usage))
+            if isinstance(opened.judge, EndpointJudge):
+                entries[-1]["usage"] = asdict(opened.judge.endpoint.usage)
+                notes.append(_usage_text(plan.name, opened.judge.endpoint))
             notes += _failures(plan.name, judged[plan.name], scores)
     return Judgement(
         judges=entries,
