@@ -280,8 +280,10 @@ async def _judging(options: JudgeOptions, opened: OpenPolicy) -> tuple[SamplingC
 async def _scorer(reward: Reward, talking: PolicyRef, opened: OpenPolicy) -> Scorer | None:
     """The scorer that a reward asks for, if it does."""
     options = reward.scorer
-    if options is None or (options.model is None and options.policy == "current"):
-        return None if options is None else Scorer(talking, opened.renderer)
+    if options is None:
+        return None
+    if options.model is None and options.policy == "current":
+        return Scorer(talking, opened.renderer)
     client, renderer = await open_model(opened.service, resolve_model(options.model or opened.model))
     policy = PolicyRef(sampling_client=client, timeout_s=talking.timeout_s)
     return Scorer(policy, renderer if options.model else opened.renderer)
