@@ -516,7 +516,9 @@ def test_cells_at_the_learning_rate_that_was_not_chosen_stand_in_a_table_of_thei
     found = contrast_table(run.counted(ledger), [("r_sol", "majority")])
     assert "+0.0 (+0.0 to +0.0)" in found
     assert "+25.0" not in found
-    assert "r_sol" not in rate_table(run.of_any_rate(ledger), [("r_sol", "majority")])  # no rate that is new has both
+    assert "r_sol" not in rate_table(
+        run.of_any_rate(ledger), [("r_sol", "majority")]
+    )  # no rate that is new has both
     ledger.extend(cell("majority", seed, [0, 50], learning_rate=fast, other_rate=True) for seed in (0, 1))
     last = rate_table(run.of_any_rate(ledger), [("r_sol", "majority")]).splitlines()[2:]
     assert last == [

@@ -11,7 +11,7 @@ from viva.eval.direct import DirectEvaluator, DirectSampler, ask_all, match_toke
 from viva.eval.records import WRONG
 from viva.judging.answers import CHECKS, AnswerCheck
 from viva.judging.comparison import VERDICT_PREFIX
-from viva.judging.judge import PolicySelfComparisonJudge
+from viva.judging.judge import PolicyRef, PolicySelfComparisonJudge
 from viva.testing import (
     Reply,
     ScriptedSamplingClient,
@@ -59,23 +59,23 @@ def client(turns=None, direct=RIGHT):
     return ScriptedSamplingClient(renderer=RENDERER, script=script, next_token=judge)
 
 
-def conversations(**options):
-    def make_builder(item, seed, policy, grader):
-        return round_robin_group(
+def conversations(sampler, *, max_rounds=2, on_failure="void", **options):
+    options = {"num_agents": 2, "sampling": Sampling(max_tokens=400)} | options
+
+    def factory(grader):
+        return lambda item, seed: round_robin_group(
             question=item.question,
             answer=item.answer,
-            num_agents=2,
-            max_rounds=2,
+            num_agents=options["num_agents"],
+            max_rounds=max_rounds,
             renderer=RENDERER,
-            judge=PolicySelfComparisonJudge(policy, RENDERER),
+            judge=PolicySelfComparisonJudge(PolicyRef(sampling_client=sampler), RENDERER),
             seed=seed,
             grader=grader,
-            on_failure=options.pop("on_failure", "void"),
+            on_failure=on_failure,
         )
 
-    return Conversations(
-        **({"num_agents": 2, "make_builder": make_builder, "sampling": Sampling(max_tokens=400)} | options)
-    )
+    return Conversations(factory=factory, **options)
 
 
 def direct(**options):
@@ -87,7 +87,7 @@ STORY = {(0, 0): RIGHT, (0, 1): WRONG_TEXT, (1, 0): WRONG_TEXT, (1, 1): RIGHT}
 
 async def test_first_and_final_answers_scores_and_tokens_are_those_of_the_conversation():
     sampler = client(STORY)
-    played, outcomes, metrics = await play_all(sampler, conversations(), ITEMS, CHECKS["math"])
+    played, outcomes, metrics = await play_all(sampler, conversations(sampler), ITEMS, CHECKS["math"])
     for each, item, outcome in zip(played, ITEMS, outcomes, strict=True):
         assert (each.question, each.answer, each.void_reason) == (item.question, item.answer, None)
         assert [(agent.first.right, agent.final.right) for agent in each.agents] == [
@@ -107,24 +107,22 @@ async def test_first_and_final_answers_scores_and_tokens_are_those_of_the_conver
     "reply", [Reply(text=honest("The answer is 1.").text, ended=False), Reply(text="The answer is 1.")]
 )
 async def test_a_final_answer_that_is_cut_off_or_not_in_the_asked_form_is_wrong(reply):
-    played, _, metrics = await play_all(
-        client(STORY | {(1, 1): reply}), conversations(), ITEMS[:1], CHECKS["math"]
-    )
+    sampler = client(STORY | {(1, 1): reply})
+    played, _, metrics = await play_all(sampler, conversations(sampler), ITEMS[:1], CHECKS["math"])
     assert played[0].agents[1].final.right is False
     assert played[0].agents[1].final.vote is None
     assert metrics["test/conversation/correct/final"] == 0.5  # the loop's metric says what was said
 
 
 async def test_a_reply_that_is_cut_within_its_form_is_wrong():
-    played, _, _ = await play_all(
-        client(STORY | {(1, 1): malformed("The answer is 1.")}), conversations(), ITEMS[:1], CHECKS["math"]
-    )
+    sampler = client(STORY | {(1, 1): malformed("The answer is 1.")})
+    played, _, _ = await play_all(sampler, conversations(sampler), ITEMS[:1], CHECKS["math"])
     assert not played[0].agents[1].final.right
 
 
 async def test_a_void_conversation_is_wrong_for_everybody_and_its_tokens_count():
     sampler = client(STORY | {(1, 1): crashing})
-    played, _, metrics = await play_all(sampler, conversations(), ITEMS[:1], CHECKS["math"])
+    played, _, metrics = await play_all(sampler, conversations(sampler), ITEMS[:1], CHECKS["math"])
     (each,) = played
     assert "out of memory" in each.void_reason
     assert [(agent.first, agent.final, agent.score) for agent in each.agents] == [(WRONG, WRONG, None)] * 2
@@ -133,22 +131,10 @@ async def test_a_void_conversation_is_wrong_for_everybody_and_its_tokens_count()
 
 
 async def test_agents_go_on_without_one_that_failed_and_it_is_wrong():
-    def make_builder(item, seed, policy, grader):
-        return round_robin_group(
-            question=item.question,
-            answer=item.answer,
-            num_agents=3,
-            max_rounds=1,
-            renderer=RENDERER,
-            judge=PolicySelfComparisonJudge(policy, RENDERER),
-            grader=grader,
-            on_failure="continue",
-        )
-
     turns = {(0, 0): RIGHT, (1, 0): crashing, (2, 0): WRONG_TEXT}
-    played, _, _ = await play_all(
-        client(turns), conversations(num_agents=3, make_builder=make_builder), ITEMS[:1], CHECKS["math"]
-    )
+    sampler = client(turns)
+    talks = conversations(sampler, num_agents=3, max_rounds=1, on_failure="continue")
+    played, _, _ = await play_all(sampler, talks, ITEMS[:1], CHECKS["math"])
     assert [agent.final.right for agent in played[0].agents] == [True, False, False]
     assert [agent.score for agent in played[0].agents] == [1.0, None, -1.0]
 
@@ -166,7 +152,7 @@ async def test_what_a_users_grader_raises_ends_the_evaluation_at_once(num_proble
     with pytest.raises(ZeroDivisionError, match="no such thing"):
         await play_all(
             sampler,
-            conversations(sampling=Sampling(max_tokens=400, max_retries=5)),
+            conversations(sampler, sampling=Sampling(max_tokens=400, max_retries=5)),
             ITEMS[:num_problems],
             check,
         )
@@ -175,7 +161,8 @@ async def test_what_a_users_grader_raises_ends_the_evaluation_at_once(num_proble
 
 
 async def test_an_evaluation_that_is_interrupted_is_no_mistake_of_the_grader():
-    playing = asyncio.create_task(play_all(client(STORY), conversations(), ITEMS, CHECKS["math"]))
+    sampler = client(STORY)
+    playing = asyncio.create_task(play_all(sampler, conversations(sampler), ITEMS, CHECKS["math"]))
     await asyncio.sleep(0)
     playing.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -195,7 +182,7 @@ async def test_direct_answers_keep_the_seeds_of_the_training_loop():
 
 async def test_as_many_direct_answers_as_fit_into_the_tokens_of_the_conversation():
     sampler = client(STORY)
-    played, _, _ = await play_all(sampler, conversations(), ITEMS, CHECKS["math"])
+    played, _, _ = await play_all(sampler, conversations(sampler), ITEMS, CHECKS["math"])
     asked = await ask_all(sampler, direct(), ITEMS, 2)
     calls = len(sampler.prompts)
     matched = await match_tokens(sampler, direct(), played, asked)
@@ -211,7 +198,7 @@ async def test_as_many_direct_answers_as_fit_into_the_tokens_of_the_conversation
 
 async def test_a_conversation_without_tokens_is_compared_with_one_direct_answer():
     sampler = client(dict.fromkeys(STORY, crashing))
-    played, _, _ = await play_all(sampler, conversations(), ITEMS[:1], CHECKS["math"])
+    played, _, _ = await play_all(sampler, conversations(sampler), ITEMS[:1], CHECKS["math"])
     assert played[0].num_tokens == 0
     (matched,) = await match_tokens(sampler, direct(), played)
     assert [answer.right for answer in matched.direct] == [True]
@@ -219,6 +206,6 @@ async def test_a_conversation_without_tokens_is_compared_with_one_direct_answer(
 
 async def test_a_question_that_does_not_fit_costs_nothing_and_ends_the_search():
     sampler = client(STORY)
-    played, _, _ = await play_all(sampler, conversations(), ITEMS[:1], CHECKS["math"])
+    played, _, _ = await play_all(sampler, conversations(sampler), ITEMS[:1], CHECKS["math"])
     (matched,) = await match_tokens(sampler, direct(context_window=5), played)
     assert matched.direct == (WRONG,)

@@ -11,7 +11,6 @@ from viva.recipes.demo import (
     FOLDERS,
     demo_options,
     main,
-    main_with,
     model_path,
     problem_options,
     word_problems,
@@ -30,12 +29,13 @@ from viva.recipes.demo import (
 def test_what_the_command_line_says_wins_over_the_demonstrations_options(monkeypatch, argv, seed, given):
     seen = []
 
-    def options_for_seed(asked):
-        seen.append(asked)
-        return {"a": "1", "seed": str(asked)}
+    def options(recipe, folder, *, seed):
+        seen.append(seed)
+        return {"a": "1", "seed": str(seed)}
 
+    monkeypatch.setattr(demo, "demo_options", options)
     monkeypatch.setattr(demo, "train_recipe", lambda recipe, arguments: seen.append((recipe, arguments)) or 5)
-    assert main_with("critique_self_play", options_for_seed, argv) == 5
+    assert main(["critique_self_play", *argv]) == 5
     assert seen == [seed, ("critique_self_play", given)]
 
 

@@ -15,18 +15,15 @@ from viva.conversation.records import ReplyStatus, Solution, Turn
 from viva.eval.records import WRONG, AgentAnswers, Answer, Played
 from viva.experts.strategy import record_of
 from viva.judging.answers import AnswerCheck
-from viva.judging.judge import PolicyRef, SamplingClient
+from viva.judging.judge import SamplingClient
 from viva.judging.records import ConversationRecord
 from viva.judging.usage import Usage
 from viva.rewards.base import Grader
 from viva.training.console import Begin, unseen
-from viva.training.data import PromptItem, derive_seed
+from viva.training.data import BuilderFactory, PromptItem, derive_seed
 from viva.training.metrics import rollout_metrics
 from viva.training.rollouts import GroupOutcome, run_groups
 from viva.training.sampling import Policy, Sampling
-
-BuilderMaker = Callable[[PromptItem, int, PolicyRef, Grader], EnvGroupBuilder]
-"""One conversation on a problem, from its seed, who judges, and how solutions are graded for the metrics."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,27 +42,27 @@ class ConversationEvaluator:
     async def __call__(self, sampler: SamplingClient, step: int) -> Mapping[str, float]:
         """Metrics ``test/conversation/*``."""
         del step  # seeds are the same at every step
-        return self.metrics(await self.play(sampler))
+        return _metrics(await _play(sampler, self.make_builders(), self.sampling, self.begin))
 
-    async def play(self, sampler: SamplingClient) -> list[GroupOutcome]:
-        """The outcome of every group, in the order of the builders."""
-        builders = self.make_builders()
-        progress = self.begin("test conversations", len(builders), "conversations")
-        policy = Policy(
-            sampler=sampler,
-            sampling=self.sampling.seeded("test conversations"),
-            on_reply=progress.on_reply,
-        )
-        return await run_groups(
-            builders,
-            policy,
-            max_retries=self.sampling.max_retries,
-            on_group=lambda _, outcome: progress.on_group(outcome),
-        )
 
-    def metrics(self, outcomes_P: Sequence[GroupOutcome]) -> dict[str, float]:
-        """Rollout metrics of groups, as ``test/conversation/*``."""
-        return {f"test/conversation/{key}": value for key, value in rollout_metrics(outcomes_P).items()}
+async def _play(
+    sampler: SamplingClient, builders: Sequence[EnvGroupBuilder], sampling: Sampling, begin: Begin
+) -> list[GroupOutcome]:
+    """The outcome of every group, in the order of the builders."""
+    progress = begin("test conversations", len(builders), "conversations")
+    policy = Policy(
+        sampler=sampler, sampling=sampling.seeded("test conversations"), on_reply=progress.on_reply
+    )
+    return await run_groups(
+        builders,
+        policy,
+        max_retries=sampling.max_retries,
+        on_group=lambda _, outcome: progress.on_group(outcome),
+    )
+
+
+def _metrics(outcomes_P: Sequence[GroupOutcome]) -> dict[str, float]:
+    return {f"test/conversation/{key}": value for key, value in rollout_metrics(outcomes_P).items()}
 
 
 def group_seed(seed: int, index: int) -> int:
@@ -78,10 +75,9 @@ class Conversations:
     """One kind of conversation, to be played on problems."""
 
     num_agents: int
-    make_builder: BuilderMaker
+    factory: Callable[[Grader], BuilderFactory]
+    """Makes them, with solutions graded for the metrics by what it is given."""
     sampling: Sampling
-    judge: SamplingClient | None = None
-    """``None``: the policy that talks."""
     begin: Begin = unseen
 
 
@@ -114,18 +110,10 @@ async def play_all(
     What the check raises passes through.
     """
     grader = _KeptGrader(check, on_error=lambda: playing.cancel())
-    judge = PolicyRef(
-        sampling_client=conversations.judge or sampler, timeout_s=conversations.sampling.timeout_s
-    )
-    evaluator = ConversationEvaluator(
-        make_builders=lambda: [
-            conversations.make_builder(item, group_seed(conversations.sampling.seed, index), judge, grader)
-            for index, item in enumerate(items)
-        ],
-        sampling=conversations.sampling,
-        begin=conversations.begin,
-    )
-    playing = asyncio.create_task(evaluator.play(sampler))
+    make_builder = conversations.factory(grader)
+    sampling = conversations.sampling
+    builders = [make_builder(item, group_seed(sampling.seed, index)) for index, item in enumerate(items)]
+    playing = asyncio.create_task(_play(sampler, builders, sampling, conversations.begin))
     try:
         outcomes = await playing
     except asyncio.CancelledError:
@@ -139,7 +127,7 @@ async def play_all(
         _read_outcome(outcome, item, conversations.num_agents, kept)
         for outcome, item in zip(outcomes, items, strict=True)
     )
-    return played, outcomes, evaluator.metrics(outcomes)
+    return played, outcomes, _metrics(outcomes)
 
 
 def _read_outcome(outcome: GroupOutcome, item: PromptItem, num_agents: int, check: AnswerCheck) -> Played:

@@ -10,9 +10,11 @@ that it took on the same problem, the judge's included. Their number depends on 
 import asyncio
 import math
 import statistics
+from bisect import bisect_right
 from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import tinker
 from tinker_cookbook.completers import TokensWithLogprobs
@@ -113,7 +115,7 @@ class DirectEvaluator:
             )
 
     async def __call__(self, sampler: SamplingClient, step: int) -> Mapping[str, float]:
-        """Ask all questions; metrics ``test/direct_*``, see `direct_metrics`."""
+        """Ask all questions; metrics ``test/direct_*``, see `DirectAnswers.metrics`."""
         del step  # seeds are the same at every step
         return (await self.measure(sampler)).metrics()
 
@@ -251,7 +253,9 @@ async def _answers_within(
     while True:
         used = sum(answer.num_tokens for answer in answers)
         if answers and (used > budget or len(answers) >= _MOST_DIRECT_ANSWERS):
-            return _prefix(answers, budget)
+            totals = list(accumulate(answer.num_tokens for answer in answers))
+            num_within = max(1, bisect_right(totals, budget))
+            return answers[: min(num_within, _MOST_DIRECT_ANSWERS)]
         if answers and not used:
             return answers[:1]  # the question does not fit; asking again would not change that
         mean = max(used / len(answers), 1.0) if answers else float(direct.sampling.max_tokens)
@@ -259,14 +263,3 @@ async def _answers_within(
         answers = answers + await _ask(
             sampler, direct, index, item, range(len(answers), min(wanted, _MOST_DIRECT_ANSWERS))
         )
-
-
-def _prefix(answers: Sequence[Answer], budget: int) -> list[Answer]:
-    kept: list[Answer] = []
-    used = 0
-    for answer in answers[:_MOST_DIRECT_ANSWERS]:
-        used += answer.num_tokens
-        if kept and used > budget:
-            break
-        kept.append(answer)
-    return kept

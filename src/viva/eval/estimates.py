@@ -109,14 +109,16 @@ def _check(num_answers: int, k: int) -> None:
         raise ValueError(f"k must be from 1 to the number of answers, {num_answers}; got {k}")
 
 
-Terms: TypeAlias = Sequence[tuple[float, float]]
-"""Numerator and denominator of a figure by problem; (0, 0) for a problem that does not contribute."""
+Term: TypeAlias = tuple[float, float]
+"""Numerator and denominator of a figure, of one problem."""
+Terms: TypeAlias = Sequence[Term]
+"""By problem; (0, 0) for one that does not contribute."""
 
 NOTHING = (0.0, 0.0)
 """The term of a problem that does not contribute."""
 
 
-def term_of(values: Iterable[float | None]) -> tuple[float, float]:
+def term_of(values: Iterable[float | None]) -> Term:
     """Sum and number of the values that are known."""
     known = [value for value in values if value is not None]
     return math.fsum(known), float(len(known))
@@ -135,16 +137,10 @@ def summarise(figures: Mapping[str, Terms], *, resamples: int, seed: int) -> dic
     """Values and 95 % intervals of one policy's figures; those of as many problems are taken to be of the same ones."""
     found: dict[str, Figure] = {}
     for names in _by_size(figures):
-        sums = _sums([figures[name] for name in names])
-        drawn = _ratios(_draws([figures[name] for name in names], resamples, seed))
-        for column, name in enumerate(names):
-            low, high = interval_of(drawn[:, column])
-            found[name] = Figure(
-                value=_ratio(sums[column]),
-                low=low,
-                high=high,
-                num_problems=sum(below > 0 for _, below in figures[name]),
-            )
+        values, drawn = _resampled([figures[name] for name in names], resamples, seed)
+        for column, (name, value) in enumerate(zip(names, values, strict=True)):
+            count = sum(below > 0 for _, below in figures[name])
+            found[name] = figure_of(value, drawn[:, column], num_problems=count)
     return {name: found[name] for name in figures}
 
 
@@ -161,9 +157,9 @@ def compare(
     found: dict[str, Difference] = {}
     for names in _by_size(common):
         pairs = [terms for name in names for terms in (figures[name], against[name])]
-        sums, drawn = _sums(pairs), _ratios(_draws(pairs, resamples, seed))
+        values, drawn = _resampled(pairs, resamples, seed)
         for column, name in enumerate(names):
-            value, other = _ratio(sums[2 * column]), _ratio(sums[2 * column + 1])
+            value, other = values[2 * column : 2 * column + 2]
             low, high = interval_of(drawn[:, 2 * column] - drawn[:, 2 * column + 1])
             found[name] = Difference(
                 value=value,
@@ -185,23 +181,19 @@ def _by_size(figures: Mapping[str, Terms]) -> list[list[str]]:
     return list(groups.values())
 
 
-def _sums(figures: Sequence[Terms]) -> list[tuple[float, float]]:
-    arrays = [np.asarray(terms, dtype=np.float64) for terms in figures]
-    return [(float(array[:, 0].sum()), float(array[:, 1].sum())) for array in arrays]
+def _resampled(figures: Sequence[Terms], resamples: int, seed: int) -> tuple[list[float | None], _Floats]:
+    """Values of figures of the same problems, and those of every draw, ``[draw, figure]``.
 
-
-def _ratio(sums: tuple[float, float]) -> float | None:
-    above, below = sums
-    return above / below if below else None
-
-
-def _draws(figures: Sequence[Terms], resamples: int, seed: int) -> _Floats:
-    """Sums of every draw, ``[draw, figure, above or below]``."""
-    num_problems = len(figures[0])
-    terms = np.stack([np.asarray(each, dtype=np.float64) for each in figures], axis=1)
-    flat = terms.reshape(num_problems, -1)
-    parts = [counts @ flat for counts in draw_counts(num_problems, resamples, seed)]
-    return np.concatenate(parts).reshape(resamples, len(figures), 2)
+    A value is ``None``, and in a draw not a number, where nothing is below the line.
+    """
+    arrays = [np.asarray(each, dtype=np.float64) for each in figures]
+    sums = [(float(array[:, 0].sum()), float(array[:, 1].sum())) for array in arrays]
+    flat = np.hstack(arrays)
+    drawn = np.concatenate([counts @ flat for counts in draw_counts(len(flat), resamples, seed)])
+    above, below = drawn[:, ::2], drawn[:, 1::2]
+    ratios = np.full(above.shape, np.nan)
+    np.divide(above, below, out=ratios, where=below != 0)
+    return [top / bottom if bottom else None for top, bottom in sums], ratios
 
 
 def draw_counts(num_problems: int, resamples: int, seed: int) -> Iterator[_Floats]:
@@ -212,12 +204,11 @@ def draw_counts(num_problems: int, resamples: int, seed: int) -> Iterator[_Float
         yield rng.multinomial(num_problems, [1 / num_problems] * num_problems, size=size).astype(np.float64)
 
 
-def _ratios(sums: _Floats) -> _Floats:
-    """``[draw, figure]``; not a number where a draw has nothing below the line."""
-    above, below = sums[:, :, 0], sums[:, :, 1]
-    ratios = np.full(above.shape, np.nan)
-    np.divide(above, below, out=ratios, where=below != 0)
-    return ratios
+def figure_of(value: float | None, drawn: _Floats, *, num_problems: int) -> Figure:
+    """A figure with the interval of its resampled values; one that is not a number has no value."""
+    low, high = interval_of(drawn)
+    known = None if value is None or math.isnan(value) else value
+    return Figure(value=known, low=low, high=high, num_problems=num_problems)
 
 
 def interval_of(values: npt.NDArray[np.float64]) -> tuple[float, float] | tuple[None, None]:
@@ -262,7 +253,7 @@ def length_controlled_win_rate(
         resamples: Draws.
         seed: Of the draws; the same as for other figures of the same prompts.
     """
-    num_contributing = len({term.prompt for term in terms})
+    count = len({term.prompt for term in terms})
     ratios = np.array([term.log_ratio for term in terms])
     scale = float(np.sqrt(np.mean(ratios**2))) if len(terms) else 0.0
     x = ratios / scale if scale else ratios
@@ -271,13 +262,12 @@ def length_controlled_win_rate(
     prompts = np.array([term.prompt for term in terms], dtype=np.int64)
     (value,) = _win_rates(x, points, verdicts[None, :]).tolist() if len(terms) else [float("nan")]
     if np.isnan(value):
-        return Figure(value=None, low=None, high=None, num_problems=num_contributing)
+        return Figure(value=None, low=None, high=None, num_problems=count)
     drawn = [
         _win_rates(x, points, counts[:, prompts] * verdicts)
         for counts in draw_counts(num_prompts, resamples, seed)
     ]
-    low, high = interval_of(np.concatenate(drawn))
-    return Figure(value=value, low=low, high=high, num_problems=num_contributing)
+    return figure_of(value, np.concatenate(drawn), num_problems=count)
 
 
 def _win_rates(x: _Floats, points: _Floats, weights: _Floats) -> _Floats:

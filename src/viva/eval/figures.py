@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from viva.conversation.messages import counted, text_table
 from viva.eval.estimates import (
     NOTHING,
+    Term,
     Terms,
     Vote,
     ladder,
@@ -28,8 +29,6 @@ from viva.eval.records import (
     is_lenient,
 )
 from viva.judging.comparison import rank_correlation, reward_truth_gap
-
-_Term = tuple[float, float]
 
 
 def figures_of(evaluation: Evaluation) -> dict[str, Terms]:
@@ -144,19 +143,19 @@ def _votes(answers: Sequence[Answer]) -> list[Vote]:
     return [(answer.vote, answer.right) for answer in answers]
 
 
-def _share(answers: Sequence[Answer]) -> _Term:
+def _share(answers: Sequence[Answer]) -> Term:
     return sum(answer.right for answer in answers), len(answers)
 
 
-def _lenient(asked: Asked) -> _Term:
+def _lenient(asked: Asked) -> Term:
     return sum(is_lenient(answer, asked.answer or "") for answer in asked.answers), len(asked.answers)
 
 
-def _pass(answers: Sequence[Answer], k: int) -> _Term:
+def _pass(answers: Sequence[Answer], k: int) -> Term:
     return pass_at_k(len(answers), sum(answer.right for answer in answers), k), 1.0
 
 
-def _majority(answers: Sequence[Answer], k: int) -> _Term:
+def _majority(answers: Sequence[Answer], k: int) -> Term:
     return majority_at_k(_votes(answers), k), 1.0
 
 
@@ -172,7 +171,7 @@ def _best(played: Played) -> float:
     return sum(chosen) / len(chosen) if chosen else 0.0
 
 
-def _flips(played: Played, *, was_right: bool) -> _Term:
+def _flips(played: Played, *, was_right: bool) -> Term:
     agents = [agent for agent, _ in _scored(played) if agent.first.right is was_right]
     return sum(agent.final.right is not was_right for agent in agents), len(agents)
 
@@ -203,50 +202,43 @@ _LEGEND = {
 
 def evaluation_text(evaluation: Evaluation) -> str:
     """All figures with their 95 % intervals."""
-    rows = [("figure", "value", "95 % interval", "problems")]
-    for name, figure in evaluation.figures.items():
-        rows.append(
-            (name, shown_figure(name, figure.value), shown_interval(name, figure), str(figure.num_problems))
-        )
+    rows = [
+        (name, shown_figure(name, figure.value), shown_interval(name, figure), str(figure.num_problems))
+        for name, figure in evaluation.figures.items()
+    ]
     lines = [
         f"{_title(evaluation)}, {_size(evaluation)}",
         *([f"measured on {evaluation.problems}"] if evaluation.problems else []),
         "",
-        *text_table(rows),
+        *text_table([("figure", "value", "95 % interval", "problems"), *rows]),
         "",
         *_legend(evaluation.figures),
     ]
-    lines += [*_void_lines(evaluation), *cost_lines(evaluation.cost)]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *_void_lines(evaluation), *cost_lines(evaluation.cost)]) + "\n"
 
 
 def comparison_text(
     evaluation: Evaluation, against: Evaluation, differences: Mapping[str, Difference]
 ) -> str:
     """Figures of two policies side by side, with 95 % intervals of the differences."""
-    rows = [("figure", "first", "second", "difference", "95 % interval")]
-    for name, each in differences.items():
-        rows.append(
-            (
-                name,
-                shown_figure(name, each.value),
-                shown_figure(name, each.against),
-                shown_figure(name, each.difference, sign="+"),
-                shown_interval(name, each, sign="+"),
-            )
+    rows = [
+        (
+            name,
+            shown_figure(name, each.value),
+            shown_figure(name, each.against),
+            shown_figure(name, each.difference, sign="+"),
+            shown_interval(name, each, sign="+"),
         )
-    return (
-        "\n".join(
-            [
-                f"first:  {_title(evaluation)}",
-                f"second: {_title(against)}",
-                "differences are first less second, on the same problems",
-                "",
-                *text_table(rows),
-            ]
-        )
-        + "\n"
-    )
+        for name, each in differences.items()
+    ]
+    lines = [
+        f"first:  {_title(evaluation)}",
+        f"second: {_title(against)}",
+        "differences are first less second, on the same problems",
+        "",
+        *text_table([("figure", "first", "second", "difference", "95 % interval"), *rows]),
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def _title(evaluation: Evaluation) -> str:

@@ -6,7 +6,7 @@ and 1 the second.
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -19,7 +19,7 @@ from viva.eval.estimates import (
     LengthTerm,
     Terms,
     draw_counts,
-    interval_of,
+    figure_of,
     length_controlled_win_rate,
     summarise,
     term_of,
@@ -58,7 +58,7 @@ class JudgedPair:
     @property
     def points(self) -> list[float]:
         """The first policy's points in each readable verdict: win 1, tie 1/2, loss 0."""
-        return [points for each in self.comparisons if (points := _points(each)) is not None]
+        return _points(self.comparisons)
 
     @property
     def asked(self) -> list[Comparison]:
@@ -66,12 +66,13 @@ class JudgedPair:
         return [each for each in self.comparisons if each.was_asked]
 
 
-def _points(comparison: Comparison) -> float | None:
-    if comparison.outcome is Outcome.INVALID:
-        return None
-    if comparison.outcome is Outcome.TIE:
-        return 0.5
-    return float((comparison.outcome is Outcome.A) == (comparison.first == 0))
+def _points(comparisons: Iterable[Comparison]) -> list[float]:
+    """The first policy's points in each readable verdict."""
+    return [
+        0.5 if each.outcome is Outcome.TIE else float((each.outcome is Outcome.A) == (each.first == 0))
+        for each in comparisons
+        if each.outcome is not Outcome.INVALID
+    ]
 
 
 def paired(first: Sequence[Asked], second: Sequence[Asked]) -> list[list[JudgedPair]]:
@@ -185,8 +186,8 @@ def _terms(pairs_P_N: Sequence[Sequence[JudgedPair]]) -> dict[str, Terms]:
     every = [each for pairs in pairs_P_N for pair in pairs for each in pair.comparisons]
     parts: dict[str, Callable[[JudgedPair], list[float]]] = {
         "win_rate": lambda pair: pair.points,
-        "win_rate/shown_first": lambda pair: _points_where(pair, first=0),
-        "win_rate/shown_second": lambda pair: _points_where(pair, first=1),
+        "win_rate/shown_first": lambda pair: _points(each for each in pair.comparisons if each.first == 0),
+        "win_rate/shown_second": lambda pair: _points(each for each in pair.comparisons if each.first == 1),
     }
     if any(each.probabilities for each in every) and all(
         each.probabilities for each in every if each.was_asked and each.score is not None
@@ -210,11 +211,6 @@ def _terms(pairs_P_N: Sequence[Sequence[JudgedPair]]) -> dict[str, Terms]:
     }
 
 
-def _points_where(pair: JudgedPair, *, first: int) -> list[float]:
-    own = (_points(each) for each in pair.comparisons if each.first == first)
-    return [points for points in own if points is not None]
-
-
 def _expected(pair: JudgedPair) -> list[float]:
     signed = [(each.score, -1 if each.first == 0 else 1) for each in pair.comparisons]
     return [(1 + sign * score) / 2 for score, sign in signed if score is not None]
@@ -225,14 +221,14 @@ def _decided(pair: JudgedPair) -> list[Comparison]:
 
 
 def _flips(pair: JudgedPair) -> list[float]:
-    decided = [_points(each) for each in _decided(pair)]
+    decided = _points(_decided(pair))
     return [float(decided[0] != decided[1])] if len(decided) == len(_ORDERS) else []
 
 
 def _longer(pair: JudgedPair) -> list[float]:
     if not pair.log_ratio:
         return []
-    return [float((_points(each) == 1.0) == (pair.log_ratio > 0)) for each in _decided(pair)]
+    return [float((points == 1.0) == (pair.log_ratio > 0)) for points in _points(_decided(pair))]
 
 
 def _accuracy(pair: JudgedPair) -> list[float]:
@@ -288,13 +284,8 @@ def agreement_figures(
         for counts in draw_counts(len(tables), resamples, seed)
         for row in counts @ flat
     ]
-    low, high = interval_of(np.array(drawn))
-    kappa = Figure(
-        value=cohen_kappa(tables.sum(axis=0)),
-        low=low,
-        high=high,
-        num_problems=sum(count > 0 for _, count in shares),
-    )
+    count = sum(number > 0 for _, number in shares)
+    kappa = figure_of(cohen_kappa(tables.sum(axis=0)), np.array(drawn), num_problems=count)
     return summarise({"agreement": shares}, resamples=resamples, seed=seed) | {"kappa": kappa}
 
 

@@ -27,7 +27,7 @@ from viva.judging.comparison import Comparison, Judge, TournamentPattern
 from viva.judging.judge import SamplingClient
 from viva.judging.records import ConversationRecord
 from viva.rewards.solutions import Models, SolutionReward, Solutions
-from viva.training.console import Begin, StepProgress, unseen
+from viva.training.console import Begin, unseen
 from viva.training.data import PromptItem, derive_seed
 from viva.training.rollouts import GroupOutcome
 
@@ -163,35 +163,23 @@ class Screener:
         greedy = self.direct.at(0.0)
         progress = begin("answers", len(items) * (self.num_samples + 1), "answers")
 
-        async def ask(index: int, item: PromptItem) -> Screened:
-            tries = [
-                self._try(self.direct, sampler, index, item, n, progress) for n in range(self.num_samples)
-            ]
-            first, *others = await gather_or_cancel(
-                [self._try(greedy, sampler, index, item, 0, progress), *tries]
+        async def answered(direct: DirectSampler, index: int, item: PromptItem, number: int) -> Try:
+            answer, logprobs = await direct.sample(sampler, index, item, number)
+            progress.on_reply(answer.num_tokens)
+            progress.on_group(answer)
+            return Try(
+                answer=answer,
+                logprob=math.fsum(logprobs),
+                has_answer=answer.vote is not None and is_readable(answer.text, direct.check),
+                is_lenient=is_lenient(answer, item.answer),
             )
+
+        async def ask(index: int, item: PromptItem) -> Screened:
+            tries = [answered(self.direct, index, item, number) for number in range(self.num_samples)]
+            first, *others = await gather_or_cancel([answered(greedy, index, item, 0), *tries])
             return Screened(question=item.question, answer=item.answer, greedy=first, tries_N=tuple(others))
 
         return tuple(await gather_or_cancel(ask(index, item) for index, item in enumerate(items)))
-
-    async def _try(
-        self,
-        direct: DirectSampler,
-        sampler: SamplingClient,
-        index: int,
-        item: PromptItem,
-        number: int,
-        progress: StepProgress,
-    ) -> Try:
-        answer, logprobs = await direct.sample(sampler, index, item, number)
-        progress.on_reply(answer.num_tokens)
-        progress.on_group(answer)
-        return Try(
-            answer=answer,
-            logprob=math.fsum(logprobs),
-            has_answer=answer.vote is not None and is_readable(answer.text, direct.check),
-            is_lenient=is_lenient(answer, item.answer),
-        )
 
     async def have_judged(
         self, problems_P: Sequence[Screened], seed: int, begin: Begin = unseen

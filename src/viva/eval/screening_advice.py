@@ -130,11 +130,9 @@ def _about_reward(name: str, figures: Figures) -> Advice:
         return Advice(name, verdict, f"{counted(num_mixed, 'problem')} with right and wrong tries")
     if figure.value is None:
         return Advice(name, "fails", "it tells no answers apart")
-    low, high = _ends(figure)
-    is_few = figure.num_problems < FEW_PROBLEMS
-    if is_few:
+    verdict = _verdict(figure, chance=0)
+    if figure.num_problems < FEW_PROBLEMS:
         told += f", of {figure.num_problems} problems only"
-    verdict = "unclear" if is_few else "works" if low > 0 else "fails" if high <= 0 else "unclear"
     if name == "majority":
         verdict, why = _about_voting(figures, verdict)
         told += f"; {why}"
@@ -151,7 +149,8 @@ def _about_reward(name: str, figures: Figures) -> Advice:
 
 def _about_voting(figures: Figures, verdict: str) -> tuple[str, str]:
     """The verdict and its reason by all problems that were asked, where `verdict` is that of the correlation."""
-    majority = _majority(figures)
+    # of all answers: the last rung of the ladder
+    majority = [figure for name, figure in figures.items() if name.startswith("accuracy/maj@")][-1]
     low, high = _ends(majority)
     told = f"the most frequent answer is right on {_with_interval(majority, _percent)} of the problems"
     if majority.num_problems >= FEW_PROBLEMS:
@@ -177,9 +176,8 @@ def _about_judge(figures: Figures) -> Advice:
     if likelihood is not None and likelihood.value is not None:
         told += f"; the likelihood of the reply alone is right on {_with_interval(likelihood, _percent)}"
     if accuracy.num_problems < FEW_PROBLEMS:
-        return Advice("tournament", "unclear", f"{told}; these are {accuracy.num_problems} pairs only")
-    low, high = _ends(accuracy)
-    return Advice("tournament", "works" if low > 0.5 else "fails" if high <= 0.5 else "unclear", told)
+        told += f"; these are {accuracy.num_problems} pairs only"
+    return Advice("tournament", _verdict(accuracy, chance=0.5), told)
 
 
 def _about_talk(kind: str, reward: str, figures: Figures) -> Advice:
@@ -282,11 +280,6 @@ def _without_answers(figures: Figures) -> list[Advice]:
     return found
 
 
-def _majority(figures: Figures) -> Figure:
-    """Accuracy of the vote of all answers, the last rung of the ladder."""
-    return [figure for name, figure in figures.items() if name.startswith("accuracy/maj@")][-1]
-
-
 def _value(figures: Figures, name: str) -> float:
     figure = figures.get(name)
     return 0.0 if figure is None or figure.value is None else figure.value
@@ -304,6 +297,14 @@ def _ends(figure: Figure) -> tuple[float, float]:
     """The interval; without one all draws agree, as where every group is ranked without a mistake."""
     value = figure.value or 0.0
     return value if figure.low is None else figure.low, value if figure.high is None else figure.high
+
+
+def _verdict(figure: Figure, *, chance: float) -> str:
+    """``works`` where all of its interval is above chance, ``fails`` where none is, ``unclear`` else, or of few."""
+    low, high = _ends(figure)
+    if figure.num_problems < FEW_PROBLEMS:
+        return "unclear"
+    return "works" if low > chance else "fails" if high <= chance else "unclear"
 
 
 def _with_interval(figure: Figure, shown: Callable[[float], str]) -> str:

@@ -19,9 +19,10 @@ import numpy.typing as npt
 
 from viva.eval.estimates import (
     NOTHING,
+    Term,
     Terms,
     draw_counts,
-    interval_of,
+    figure_of,
     ladder,
     majority_at_k,
     pass_at_k,
@@ -46,7 +47,6 @@ LOW, HIGH = 0.2, 0.8
 """Shares of tries between which a problem is in reach."""
 _ABOUT_TRUTH = ("correct/first", "correct/final", "correct/best", "rank_correlation", "reward_truth_gap")
 _ABOUT_TALK = ("finish_rate", "void_rate", "tokens")
-_Term = tuple[float, float]
 _Paid = tuple[list[bool], list[float]]
 """Rightness and pay of the members of a group."""
 
@@ -86,15 +86,8 @@ def conversation_screening(
 ) -> dict[str, Figure]:
     """Figures of conversations by kind: those of evaluations, and the correlation of every reward with the truth.
 
-    What is about the truth is there only where answers are known.
-
-    Args:
-        played: The answers of all agents, by kind of conversation.
-        critics: The conversations of critique self-play, with what their critics said.
-        records: By kind, the conversations that were held to their end.
-        is_known: Whether answers are known.
-        resamples: Draws of each interval.
-        seed: Of the draws, and of rewards that draw.
+    What is about the truth is there only where answers are known. `critics` are those of critique self-play, `records`
+    the conversations that were held to their end, by kind.
     """
     terms = {
         f"{kind}/{name}": each
@@ -208,7 +201,7 @@ def _judge(problems_P: Sequence[Screened], *, is_known: bool) -> dict[str, Terms
     return figures
 
 
-def _first_nats(both: Sequence[Comparison]) -> _Term:
+def _first_nats(both: Sequence[Comparison]) -> Term:
     """Mean log-odds of the answer that is shown first, in nats: 0 without bias, since each answer is first once."""
     odds = [
         math.log(each.probabilities[0] / each.probabilities[1])
@@ -221,7 +214,7 @@ def _first_nats(both: Sequence[Comparison]) -> _Term:
 def _likelihood(problems_P: Sequence[Screened]) -> dict[str, Terms]:
     """Share of the pairs of a right and a wrong answer in which the right reply is the more probable one."""
 
-    def pairs(problem: Screened, per_token: bool) -> _Term:
+    def pairs(problem: Screened, per_token: bool) -> Term:
         tries = [one for one in problem.tries_N if one.has_answer]
         values = [one.logprob / (one.answer.num_tokens if per_token else 1) for one in tries]
         return _right_above_wrong([one.answer.right for one in tries], values)
@@ -236,7 +229,7 @@ def _rubric(problems_P: Sequence[Screened], reward: Rubric) -> dict[str, Terms]:
     """Figures of a judge's scores of single answers, the accuracy on those that can be read out of a reply."""
     weights_C = [each.weight for each in reward.criteria]
 
-    def accuracy(problem: Screened) -> _Term:
+    def accuracy(problem: Screened) -> Term:
         scored = [
             (one.answer.right, score)
             for one, scores_C in zip(problem.tries_N, (problem.rubric or {}).values(), strict=True)
@@ -255,7 +248,7 @@ def _rubric(problems_P: Sequence[Screened], reward: Rubric) -> dict[str, Terms]:
     }
 
 
-def _right_above_wrong(right_N: Sequence[bool], values_N: Sequence[float]) -> _Term:
+def _right_above_wrong(right_N: Sequence[bool], values_N: Sequence[float]) -> Term:
     """Share of the pairs of a right and a wrong answer in which the right one has the higher value, equal ones half."""
     gap = reward_truth_gap(dict(enumerate(values_N)), dict(enumerate(right_N)))
     return NOTHING if gap is None else (1.0 - gap, 1.0)
@@ -302,13 +295,7 @@ def correlation(sums_P: Sequence[tuple[float, float, float]], *, resamples: int,
     sums = np.asarray(sums_P, dtype=np.float64)
     (value,) = _ratios(sums.sum(axis=0, keepdims=True)).tolist()
     drawn = [_ratios(counts @ sums) for counts in draw_counts(len(sums), resamples, seed)]
-    low, high = interval_of(np.concatenate(drawn))
-    return Figure(
-        value=None if math.isnan(value) else value,
-        low=low,
-        high=high,
-        num_problems=int((sums[:, 2] > 0).sum()),
-    )
+    return figure_of(value, np.concatenate(drawn), num_problems=int((sums[:, 2] > 0).sum()))
 
 
 def _ratios(sums: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -342,7 +329,7 @@ def critic_figures(talks: Sequence[Criticised]) -> dict[str, Terms]:
     return figures
 
 
-def _true_verdicts(talk: Criticised) -> tuple[float, float]:
+def _true_verdicts(talk: Criticised) -> Term:
     told = [each for each in talk.verdicts if each.says_right is not None]
     return sum(each.says_right is talk.correct[each.target] for each in told), len(told)
 

@@ -8,7 +8,6 @@ from functools import partial
 from math import inf
 from operator import mul
 from pathlib import Path
-from typing import Any
 
 import chz
 from tinker_cookbook.renderers.base import Message
@@ -25,12 +24,12 @@ from viva.judging.comparison import (
 )
 from viva.recipes.common import resolve_batch_size
 from viva.recipes.config import RecipeConfig, option_name, parse_options
-from viva.recipes.evaluation.planned import ANSWERING, recipe_named
+from viva.recipes.evaluation.planned import ANSWERING, Planned, recipe_named
 from viva.recipes.math_efficiency import Config as MathConfig
 from viva.recipes.plan import at_least
 from viva.recipes.protocol import ConversationConfig, Game
 from viva.rewards.base import Reward
-from viva.scaling.counts import Call, Counts, Passes, count_step
+from viva.scaling.counts import Call, Counts, Passes, TrainedReply, count_step
 from viva.scaling.groups import (
     Lengths,
     Scoring,
@@ -57,16 +56,8 @@ from viva.training.service import cached_config
 
 _COUNTED = frozenset(
     (
-        *(
-            "model_name",
-            "max_steps",
-            "lora_rank",
-            "batch_size",
-            "num_agents",
-            "personas",
-            "max_rounds",
-            "order",
-        ),
+        *("model_name", "max_steps", "lora_rank", "batch_size"),
+        *("num_agents", "personas", "max_rounds", "order"),
         *("judge", "judge_model", "judge_prices", "judge_mode", "judge_prompt", "judge_prompt_path"),
         *("judge_answers_first", "tournament_pattern", "protocol", "policies", "control", "prompts"),
         *("reward", "criteria", "scorer_policy", "scorer_model", "initial_judge_pairs"),
@@ -110,7 +101,7 @@ class RecipeCost:
     """Prices of a million tokens read and of a million sampled by a judge behind an endpoint."""
 
 
-def parse_cost(argv: Sequence[str]) -> tuple[CostOptions, Any]:
+def parse_cost(argv: Sequence[str]) -> tuple[CostOptions, Planned]:
     """Options of ``viva cost``, and the configuration of the recipe, which all other options go to.
 
     Raises:
@@ -137,10 +128,12 @@ def parse_cost(argv: Sequence[str]) -> tuple[CostOptions, Any]:
     return _as_the_recipe_says(options, config, _names(own), _names(theirs)), config
 
 
-def _as_the_recipe_says(options: CostOptions, config: Any, own: set[str], theirs: set[str]) -> CostOptions:
+def _as_the_recipe_says(
+    options: CostOptions, config: Planned, own: set[str], theirs: set[str]
+) -> CostOptions:
     """The recipe's model and number of steps, where it was given and those of ``viva cost`` were not."""
     for mine, its in (("model", "model_name"), ("steps", "max_steps")):
-        if {mine} <= own and {its} <= theirs:
+        if mine in own and its in theirs:
             raise ValueError(
                 f"{mine} and {its} both say what is counted; leave one of them out ({mine} is that of viva cost, {its} "
                 "that of the recipe)"
@@ -163,17 +156,13 @@ def _names(argv: Sequence[str]) -> set[str]:
     return {text.partition("=")[0].lstrip("-") for text in argv}
 
 
-def recipe_cost(config: RecipeConfig, text: Text) -> RecipeCost:
+def recipe_cost(config: Planned, text: Text) -> RecipeCost:
     """One step of a recipe's configuration, counted; `text` says how long everything is.
 
     Raises:
         ValueError: If the configuration could not be run, or has a strategy of the user's own.
     """
-    if isinstance(config, ConversationConfig):
-        return _conversation_cost(config, text)
-    if isinstance(config, MathConfig):
-        return _math_cost(config, text)
-    raise ValueError(f"the cost of {type(config).__module__} is not known; known are {', '.join(ANSWERING)}")
+    return _math_cost(config, text) if isinstance(config, MathConfig) else _conversation_cost(config, text)
 
 
 def _conversation_cost(config: ConversationConfig, text: Text) -> RecipeCost:
@@ -185,12 +174,25 @@ def _conversation_cost(config: ConversationConfig, text: Text) -> RecipeCost:
     calls += _initial_judge_calls(config, game, text, max(call.wave for call in calls))
     told = "" if roles is None else f", {counted(len(roles.trained), 'trained policy', 'trained policies')}"
     recipe = type(config).__module__.rpartition(".")[2]
+    summary = f"{recipe}: {counted(groups, 'conversation')} of {config.summary()}{told}"
+    return _step_cost(summary, calls, groups, config, game.reward)
+
+
+def _step_cost(
+    summary: str,
+    calls: Sequence[Call],
+    groups: int,
+    config: RecipeConfig,
+    reward: Reward | None,
+    checked: Sequence[TrainedReply] = (),
+) -> RecipeCost:
+    endpoint = None if reward is None or reward.judge is None else reward.judge.endpoint
     return RecipeCost(
-        summary=f"{recipe}: {counted(groups, 'conversation')} of {config.summary()}{told}",
+        summary=summary,
         calls=tuple(call for call in calls if call.role != "outside"),
-        counts=count_step(calls, groups),
+        counts=count_step(calls, groups, checked=checked),
         is_lora=config.lora_rank > 0,
-        prices=_prices(game.reward),
+        prices=None if endpoint is None else endpoint.prices,
     )
 
 
@@ -300,12 +302,9 @@ def _math_cost(config: MathConfig, text: Text) -> RecipeCost:
     ]
     checked = [replies[place][1] for place in spread([index for index, _ in replies], experts.num_checked)]
     named = f"{', '.join(config.strategies)}, estimator {config.estimator}"
-    return RecipeCost(
-        summary=f"math_efficiency: {counted(units * len(problems), 'problem')}, {named}",
-        calls=tuple(call for call in calls if call.role != "outside"),
-        counts=count_step(calls, units, checked=checked),
-        is_lora=config.lora_rank > 0,
-        prices=_prices(config.game().reward if config.talks else reward),
+    summary = f"math_efficiency: {counted(units * len(problems), 'problem')}, {named}"
+    return _step_cost(
+        summary, calls, units, config, config.game().reward if config.talks else reward, checked
     )
 
 
@@ -378,11 +377,6 @@ def _token_rows(cost: RecipeCost) -> list[tuple[str, ...]]:
         rows.append(("scored before the update", *_passes(counts.scored)))
     rows.append((f"trained, {counts.num_datums} datums", *_passes(counts.trained)))
     return rows
-
-
-def _prices(reward: Reward | None) -> tuple[float, float] | None:
-    endpoint = None if reward is None or reward.judge is None else reward.judge.endpoint
-    return None if endpoint is None else endpoint.prices
 
 
 def _passes(passes: Passes) -> tuple[str, str, str]:

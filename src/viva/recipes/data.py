@@ -18,7 +18,6 @@ from viva.judging.reasoning_gym import (
     PACKAGE_VERSION,
     TEST_SEED,
     Family,
-    Problem,
     find_family,
     is_generated,
 )
@@ -164,7 +163,8 @@ def load_prompts_path(path: str, *, limit: int | None = None) -> LazyPrompts:
     count = len(family) if limit is None else min(limit, len(family))
 
     def read(place: int) -> PromptItem:
-        return _generated_item(family.problem(place))
+        problem = family.problem(place)
+        return PromptItem(question=problem.question, answer=problem.known_answer)
 
     digests = array("Q", (item_digest(read(place)) for place in range(count)))
     return unchanged(read, digests, family.name)
@@ -215,11 +215,6 @@ def _parse_line(line: bytes, place: str) -> PromptItem:
     return prompt_item(record[key], record.get("answer"), key, place)
 
 
-def _generated_item(problem: Problem) -> PromptItem:
-    """A problem as a prompt, its answer with where it comes from."""
-    return PromptItem(question=problem.question, answer=problem.known_answer)
-
-
 def held_out_source(options: DataOptions) -> str | None:
     """The source of the test set but for data sets: the one that is named, else that of training if it is generated."""
     named, train = options.test_prompts_path, options.train_prompts_path
@@ -256,7 +251,7 @@ def _generated_test(options: DataOptions, source: str, trained: Iterable[str]) -
         digest = _question_digest(problem.question)
         repeated += digest in taken
         if digest not in taken and digest not in seen:
-            items.append(_generated_item(problem))
+            items.append(PromptItem(question=problem.question, answer=problem.known_answer))
             seen.add(digest)
     if not items:
         raise ValueError(

@@ -23,7 +23,7 @@ import asyncio
 import json
 import random
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from viva.engine.gguf import cache_folder
@@ -217,23 +217,8 @@ async def show(run: Path, *, max_tokens: int | None = None) -> None:
     write_report(run)
 
 
-def main_with(
-    recipe: str, options_for_seed: Callable[[int], Mapping[str, str]], arguments: Sequence[str]
-) -> int:
-    """Run a recipe with a demonstration's options, which the command line may change; the process's exit code."""
-    given = _given(arguments)
-    seed = given.get("seed", "")
-    options = options_for_seed(int(seed) if seed.isdecimal() else 0)  # the recipe refuses other seeds
-    own = [f"{name}={value}" for name, value in options.items() if name not in given]
-    return train_recipe(recipe, [*own, *arguments])
-
-
-def _given(arguments: Sequence[str]) -> dict[str, str]:
-    return dict(argument.lstrip("-").split("=", 1) for argument in arguments if "=" in argument)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a demonstration; the process's exit code."""
+    """Run a demonstration, whose options the command line may change; the process's exit code."""
     from viva.recipes.common import complain, exit_code
 
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -243,7 +228,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if recipe not in FOLDERS:
             complain(f"error: {recipe!r} has no demonstration; there are {', '.join(FOLDERS)}")
             return 2
-    given = _given(arguments)
+    given = dict(argument.lstrip("-").split("=", 1) for argument in arguments if "=" in argument)
     model = given.get("model_name", str(model_path()))
     if recipe is None and "model_name" not in given and not Path(model).is_file():
         complain(
@@ -252,13 +237,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         recipe = "critique_self_play"
     folder = REAL_FOLDER if recipe is None else FOLDERS[recipe]
-
-    def options_for_seed(seed: int) -> dict[str, str]:
-        if recipe is None:
-            return real_options(folder, model, seed=seed)
-        return demo_options(recipe, folder, seed=seed)
-
-    code = main_with(recipe or "math_efficiency", options_for_seed, arguments)
+    seed = int(given["seed"]) if given.get("seed", "").isdecimal() else 0  # the recipe refuses other seeds
+    if recipe is None:
+        options = real_options(folder, model, seed=seed)
+    else:
+        options = demo_options(recipe, folder, seed=seed)
+    own = [f"{name}={value}" for name, value in options.items() if name not in given]
+    code = train_recipe(recipe or "math_efficiency", [*own, *arguments])
     if code or "--help" in arguments:
         return code
     longest = _MAX_TEST_TOKENS if recipe is None and "max_tokens" not in given else None

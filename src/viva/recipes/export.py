@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from viva.run.checkpoints import Checkpoint
     from viva.view.run_index import RunIndex
 
-_STAGING = ".export~"
-
 
 @chz.chz
 class ExportOptions:
@@ -169,15 +167,23 @@ def _find(run_dir: str | Path, options: ExportOptions) -> _Source:
 
 
 def _export_folders(source: _Source, options: ExportOptions) -> list[Path]:
+    """Write the adapter and the model it is merged into, or the model of which all was trained."""
+    from viva.run.export import export_weights, merge_adapter_into_model
+
     target = source.run.folder / "export" if options.to is None else Path(options.to).expanduser()
     _check_free(target, source.model, overwrite=options.overwrite)
-    with source.local_state(options.base_url) as state_path, _complete_or_absent(target, _STAGING) as staging:
-        written = _write(
-            state_path,
-            model=source.model,
-            folder=staging,
-            precision=source.precision if options.merge else None,
-        )
+    with (
+        source.local_state(options.base_url) as state_path,
+        _complete_or_absent(target, ".export~") as staging,
+    ):
+        merged: Path | None = None
+        if options.merge and (Path(state_path) / "adapter_config.json").is_file():
+            # first: it finds out whether adapter and model fit, before anything is written
+            merged = merge_adapter_into_model(
+                state_path, model=source.model, precision=source.precision, folder=staging
+            )
+        first = export_weights(state_path, model=source.model, folder=staging)
+        written = [path for path in (first, merged) if path is not None]
         for path in written:
             kind = "adapter" if path.name == "adapter" else "model"
             (path / "README.md").write_text(source.card(kind), encoding="utf-8")
@@ -257,18 +263,6 @@ def _fetched(
         return str(staged_adapter(asyncio.run(fetch()), folder / "state", model))
     except tinker.TinkerError as error:
         raise ValueError(explain(error, engine.server) or str(error)) from error
-
-
-def _write(state_path: str, *, model: str, folder: Path, precision: str | None) -> list[Path]:
-    """The adapter and, with a precision, the model it is merged into; or the model of which all was trained."""
-    from viva.run.export import export_weights, merge_adapter_into_model
-
-    merged: Path | None = None
-    if precision is not None and (Path(state_path) / "adapter_config.json").is_file():
-        # first: it finds out whether adapter and model fit, before anything is written
-        merged = merge_adapter_into_model(state_path, model=model, precision=precision, folder=folder)
-    first = export_weights(state_path, model=model, folder=folder)
-    return [path for path in (first, merged) if path is not None]
 
 
 def _check_free(target: Path, model: str, *, overwrite: bool) -> None:

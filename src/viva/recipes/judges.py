@@ -29,7 +29,7 @@ from viva.training.followers import NEVER, Averaged, Current, Every, Follower, O
 from viva.training.service import EngineConfig
 
 if TYPE_CHECKING:
-    from viva.recipes.evaluation.target import OpenPolicy, Target
+    from viva.recipes.evaluation.target import Target
     from viva.recipes.plan import Plan
 
 _RECORD = "judge_weights"
@@ -145,11 +145,13 @@ async def judge_of(options: JudgeOptions, plan: Plan, opened: OpenRun) -> tuple[
         return EndpointJudge(endpoint, options), [OutsideJudge(endpoint, answers)]
     if options.model is not None:  # it stays as it is
         own = opened.renderer
-        other = await open_judge(options, plan.engine, opened.service, model=plan.model, renderer=own)
+        other, renderer = await open_judge(
+            options, plan.engine, opened.service, model=plan.model, renderer=own
+        )
         name = options.model if options.checkpoint is None else f"{options.model} {options.checkpoint}"
-        client = opened.folder.journal.client(other.client, f"judge {name}")
+        client = opened.folder.journal.client(other, f"judge {name}")
         policy = PolicyRef(sampling_client=client, timeout_s=plan.config.policy_timeout_s)
-        return options.make(policy, other.renderer), []
+        return options.make(policy, renderer), []
     policy, followers = await policy_of(options, plan, opened)
     return options.make(policy, opened.renderer), followers
 
@@ -210,11 +212,11 @@ async def _averaging(opened: OpenRun) -> AveragingTrainingClient:
 
 async def open_judge(
     options: JudgeOptions, engine: EngineConfig, service: ServiceClient, *, model: str, renderer: Renderer
-) -> OpenPolicy:
-    """Another model that judges solutions of `model`, whose renderer it has if it is the same one."""
+) -> tuple[SamplingClient, Renderer]:
+    """Another model that judges solutions of `model`, and its chat format: that of `model` if it is the same one."""
     from viva.recipes.evaluation.target import open_policy
 
     target = judge_target(options, engine)
     name = target.config.get("renderer_name")
     other = await open_policy(target, engine, renderer_name=name, service=service)
-    return replace(other, renderer=renderer) if other.model == model else other
+    return other.client, renderer if other.model == model else other.renderer

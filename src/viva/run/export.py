@@ -13,6 +13,7 @@ import tempfile
 import urllib.request
 import zlib
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -309,7 +310,7 @@ def staged_adapter(folder: Path, target: Path, base_model: str | None = None) ->
     description = {
         "base_model": model,
         "base_digests": digests,
-        "adapter": AdapterSettings(rank=rank, seed=0).to_json(),
+        "adapter": asdict(AdapterSettings(rank=rank, seed=0)),
         "alpha": ALPHA,
         "num_steps": 0,
         "user_metadata": {},

@@ -156,11 +156,11 @@ def stored_options(config_class: type[ConfigT], stored: Mapping[str, object]) ->
 
     Names that the recipe does not know any more are left out.
     """
-    names = [name for name in chz.chz_fields(config_class) if name in stored]
+    known = {name: stored[name] for name in chz.chz_fields(config_class) if name in stored}
     defaults: dict[str, Any] = {"log_path": ""}
     if not stored:
         defaults["num_test_conversations"] = _DEFAULT_CONVERSATIONS
-    return config_class(**(defaults | fitting({name: stored[name] for name in names}, config_class)))
+    return config_class(**(defaults | fitting(known, config_class)))
 
 
 def recipe_options(config: ConfigT, options: EvalOptions) -> ConfigT:

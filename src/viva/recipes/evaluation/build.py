@@ -4,13 +4,14 @@ Stored evaluations are shown and compared without sampling.
 """
 
 import json
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import chz
-from tinker_cookbook.rl.types import EnvGroupBuilder
+from tinker_cookbook.renderers.base import Renderer
 
 from viva.conversation.messages import counted
 from viva.eval.conversations import Conversations, play_all
@@ -57,11 +58,10 @@ from viva.recipes.evaluation.plan import (
 from viva.recipes.evaluation.target import BASE, OpenPolicy, Target, find_target, untrained
 from viva.recipes.judges import open_judge, open_model
 from viva.recipes.protocol import ConversationConfig
-from viva.rewards.base import Grader, Reward
+from viva.rewards.base import Reward
 from viva.run.kept_answers import ANSWERS_FILE, AnswerFile
 from viva.sdk import settled
 from viva.training.console import EvaluationConsole
-from viva.training.data import PromptItem
 from viva.training.records import transcript_row
 from viva.training.sampling import Sampling
 from viva.training.service import Engines
@@ -73,20 +73,8 @@ _FOLDER = Path("runs/eval")
 async def evaluate(name: str, options: EvalOptions) -> str:
     """The tables of `evaluate_policy`, or of a comparison of two result files."""
     if _is_result_file(name):
-        return await _compare_files(name, _other(name, options), options)
+        return await _compare_files(name, options)
     return (await evaluate_policy(name, options))[0]
-
-
-def _other(name: str, options: EvalOptions) -> str | None:
-    """The target to compare with: another checkpoint is one of the same run."""
-    return name if options.against is None and options.against_checkpoint is not None else options.against
-
-
-def _with_base(options: EvalOptions) -> EvalOptions:
-    """The options with ``against=base`` spelled as a checkpoint."""
-    if options.against != BASE or options.against_checkpoint is not None:
-        return options
-    return chz.replace(options, against=None, against_checkpoint=BASE)
 
 
 async def evaluate_policy(name: str, options: EvalOptions) -> tuple[str, Evaluation]:
@@ -99,8 +87,11 @@ async def evaluate_policy(name: str, options: EvalOptions) -> tuple[str, Evaluat
         ValueError: For anything the user has to fix; nothing was sampled then.
         EngineError: If a server is gone.
     """
-    options = _with_base(options)
-    other = _other(name, options)
+    other, checkpoint = options.against, options.against_checkpoint
+    if other == BASE and checkpoint is None:
+        other, checkpoint = name, BASE
+    elif other is None and checkpoint is not None:
+        other = name  # another checkpoint of the same run
     target = find_target(name, checkpoint=options.checkpoint, model_name=options.model_name)
     plan = make_plan(target, options, is_compared=other is not None)
     judges: tuple[JudgePlan, ...] = ()
@@ -108,14 +99,12 @@ async def evaluate_policy(name: str, options: EvalOptions) -> tuple[str, Evaluat
         judges = plan_judges(options, base=untrained(target), current=target)
     else:
         refuse_judge(options)
-    stored = None
+    stored = against = None
     if other is not None and _is_result_file(other):
         stored = read_evaluation(Path(other).expanduser())
-    if stored is not None:
         _check_comparable(plan.record, plan.digest, stored)
-    against = None
-    if other is not None and stored is None:
-        against = find_target(other, checkpoint=options.against_checkpoint, model_name=options.model_name)
+    elif other is not None:
+        against = find_target(other, checkpoint=checkpoint, model_name=options.model_name)
     targets = [each for each in (target, against) if each is not None]
     for each in targets[options.output is not None :]:
         check_place(_path(plan, each))
@@ -133,9 +122,9 @@ async def evaluate_policy(name: str, options: EvalOptions) -> tuple[str, Evaluat
             stored, told = await _evaluate(plan, against, policies[1], Path(other))
             text += f"\n{told}"
         if stored is not None and other is not None:
-            pair = (evaluation, stored)
-            judged = await have_judged(opened, options, pair) if opened else None
-            text += f"\n{_compare(*pair, judged, options, path, Path(other))}"
+            judged = await have_judged(opened, options, evaluation, stored) if opened else Judgement()
+            place = _comparison_path(path, Path(other), judged)
+            text += f"\n{_compare(evaluation, stored, judged, options, place)}{place}\n"
     return text, evaluation
 
 
@@ -173,7 +162,7 @@ async def _sample(
         sampling=Sampling(
             seed=plan.shared.seed,
             max_tokens=plan.shared.max_tokens,
-            temperature=plan.record["eval_temperature"],
+            temperature=plan.shared.direct_temperature,
             context_window=opened.context_window,
         ),
         system_prompt=plan.shared.system_prompt,
@@ -202,8 +191,8 @@ async def _sample(
         asked, greedy = answers.asked, answers.greedy
         metrics["direct"] = answers.metrics()
     for kind, config in plan.conversations.items():
-        async with opened_judge(config.game().reward.judge, opened, _path(plan, target)) as judged:
-            conversations = await conversations_of(config, opened, judged, console)
+        async with opened_judge(config.game().reward.judge, opened, _path(plan, target)) as make_judge:
+            conversations = await conversations_of(config, opened, make_judge, console)
             with costs.part(kind):
                 found, outcomes, metrics[kind] = await play_all(
                     opened.client, conversations, plan.talked_about, plan.check
@@ -232,85 +221,71 @@ async def _sample(
     return evaluation, rows
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpenedJudge:
-    """The judge that a reward asks for, ready for the policy that is evaluated."""
-
-    options: JudgeOptions | None
-    opened: OpenPolicy
-    """The policy that is evaluated."""
-    fixed: OpenPolicy | None
-    """The judge's weights; ``None``: those of the policy that is evaluated, as no step says what else would judge."""
-    outside: EndpointJudge | None
-
-    @property
-    def client(self) -> SamplingClient:
-        """The weights that judge, on this machine's engine."""
-        return (self.fixed or self.opened).client
-
-    def of(self, policy: PolicyRef) -> Judge | None:
-        """The judge with a policy as its weights; ``None`` where none is asked."""
-        if self.outside is not None or self.options is None:
-            return self.outside
-        return self.options.make(policy, (self.fixed or self.opened).renderer)
+JudgeMaker = Callable[[float | None], Judge | None]
+"""The judge that a reward asks for, from the longest time of one comparison; ``None`` where none is asked."""
 
 
 @asynccontextmanager
 async def opened_judge(
     options: JudgeOptions | None, opened: OpenPolicy, path: Path
-) -> AsyncGenerator[OpenedJudge]:
-    """A reward's judge; answers of one behind an endpoint are kept beside `path`, the result file."""
-    fixed = None if options is None else await _fixed_judge(options, opened)
-    async with AsyncExitStack() as stack:
-        outside: EndpointJudge | None = None
-        if options is not None and options.endpoint is not None:
-            endpoint = ChatEndpoint(options.endpoint, AnswerFile(path.with_name(ANSWERS_FILE)))
-            outside = EndpointJudge(await stack.enter_async_context(endpoint), options)
-        yield OpenedJudge(options=options, opened=opened, fixed=fixed, outside=outside)
+) -> AsyncGenerator[JudgeMaker]:
+    """A reward's judge; answers of one behind an endpoint are kept beside `path`, the result file.
+
+    It has the weights of the policy that is evaluated where no step says what else would judge.
+    """
+    if options is None:
+        yield lambda timeout_s: None
+    elif options.endpoint is not None:
+        answers = AnswerFile(path.with_name(ANSWERS_FILE))
+        async with ChatEndpoint(options.endpoint, answers) as endpoint:
+            outside = EndpointJudge(endpoint, options)
+            yield lambda timeout_s: outside
+    else:
+        client, renderer = await _judging(options, opened)
+        yield lambda timeout_s: options.make(PolicyRef(sampling_client=client, timeout_s=timeout_s), renderer)
 
 
 async def conversations_of(
-    config: ConversationConfig, opened: OpenPolicy, judged: OpenedJudge, console: EvaluationConsole
+    config: ConversationConfig, opened: OpenPolicy, make_judge: JudgeMaker, console: EvaluationConsole
 ) -> Conversations:
     """One kind of conversation with a policy, to be played on problems."""
     game = config.game()
-    fixed = await _fixed_scorer(game.reward, config, opened)
     talking = PolicyRef(sampling_client=opened.client, timeout_s=config.policy_timeout_s)
-
-    def make_builder(item: PromptItem, seed: int, judged_by: PolicyRef, grader: Grader) -> EnvGroupBuilder:
-        scorer = fixed or (None if game.reward.scorer is None else Scorer(judged_by, opened.renderer))
-        judge = judged.of(judged_by)
-        factory = game.factory(opened.renderer, grader, judge=judge, scorer=scorer, voter_policy=talking)
-        return factory(item, seed)
-
     return Conversations(
         num_agents=config.num_agents,
-        make_builder=make_builder,
-        judge=judged.client,
+        factory=partial(
+            game.factory,
+            opened.renderer,
+            judge=make_judge(config.policy_timeout_s),
+            scorer=await _scorer(game.reward, talking, opened),
+            voter_policy=talking,
+        ),
         begin=console.begin,
         sampling=config.sampling(opened.context_window),
     )
 
 
-async def _fixed_judge(options: JudgeOptions, opened: OpenPolicy) -> OpenPolicy | None:
+async def _judging(options: JudgeOptions, opened: OpenPolicy) -> tuple[SamplingClient, Renderer]:
+    """The weights that judge, and their chat format."""
     if options.policy == "initial":
-        return replace(
-            opened, client=await settled(opened.service.create_sampling_client(base_model=opened.model))
-        )
+        client = await settled(opened.service.create_sampling_client(base_model=opened.model))
+        return client, opened.renderer
     if options.model is None:
-        return None
+        return opened.client, opened.renderer
     return await open_judge(
         options, opened.engine, opened.service, model=opened.model, renderer=opened.renderer
     )
 
 
-async def _fixed_scorer(reward: Reward, config: ConversationConfig, opened: OpenPolicy) -> Scorer | None:
-    """The scorer of a reward that asks for one which is not the policy as it is."""
+async def _scorer(reward: Reward, talking: PolicyRef, opened: OpenPolicy) -> Scorer | None:
+    """The scorer that a reward asks for, if it does."""
     options = reward.scorer
-    if options is None or (options.model is None and options.policy == "current"):
+    if options is None:
         return None
+    if options.model is None and options.policy == "current":
+        return Scorer(talking, opened.renderer)
     client, renderer = await open_model(opened.service, resolve_model(options.model or opened.model))
-    policy = PolicyRef(sampling_client=client, timeout_s=config.policy_timeout_s)
+    policy = PolicyRef(sampling_client=client, timeout_s=talking.timeout_s)
     return Scorer(policy, renderer if options.model else opened.renderer)
 
 
@@ -323,24 +298,17 @@ def _path(plan: EvalPlan, target: Target) -> Path:
     return result_path(_FOLDER, target.name, *how, target.name, target.model)
 
 
+def _comparison_path(path: Path, other: Path, judged: Judgement) -> Path:
+    """A file beside the first of two result files."""
+    how = [{**each, "usage": None} for each in judged.judges]
+    place = content_digest(str(other.resolve()), *how)  # runs have files of equal names
+    return path.with_name(f"{path.stem}-against-{other.stem}-{place}.json")
+
+
 def _compare(
     evaluation: Evaluation,
     against: Evaluation,
-    judged: Judgement | None,
-    options: EvalOptions,
-    path: Path,
-    other: Path,
-) -> str:
-    how = [{**each, "usage": None} for each in (() if judged is None else judged.judges)]
-    place = content_digest(str(other.resolve()), *how)  # runs have files of equal names
-    target = path.with_name(f"{path.stem}-against-{other.stem}-{place}.json")
-    return f"{_write_compared(evaluation, against, judged, options, target)}{target}\n"
-
-
-def _write_compared(
-    evaluation: Evaluation,
-    against: Evaluation,
-    judged: Judgement | None,
+    judged: Judgement,
     options: EvalOptions,
     target: Path | None,
 ) -> str:
@@ -351,17 +319,13 @@ def _write_compared(
         resamples=options.resamples,
         seed=draws_seed(evaluation.options),
     )
-    if judged is None:
-        if target is not None:
-            write_comparison(target, evaluation, against, differences)
-        return comparison_text(evaluation, against, differences)
     differences |= judged.rubrics
     if target is not None:
         write_comparison(target, evaluation, against, {**judged.figures, **differences}, judged.judges)
+    if target is not None and judged.judges:
         write_transcripts(target.with_suffix(".transcripts.jsonl"), judged.rows)
-    names = [str(each["name"]) for each in judged.judges]
     text = comparison_text(evaluation, against, differences)
-    return f"{text}\n{judged_text(judged.figures, names, judged.notes)}"
+    return f"{text}\n{judged_text(judged)}" if judged.judges else text
 
 
 def _is_result_file(name: str) -> bool:
@@ -369,8 +333,9 @@ def _is_result_file(name: str) -> bool:
     return name.endswith(".json") and Path(name).expanduser().is_file()
 
 
-async def _compare_files(name: str, other: str | None, options: EvalOptions) -> str:
+async def _compare_files(name: str, options: EvalOptions) -> str:
     """Show an earlier evaluation, or compare two, refusing options that would ask for samples."""
+    other = options.against
     allowed = ["against", "output", "resamples"]
     if judge_given(options):
         allowed += [*JUDGE_OPTIONS, "engine", "base_url", "device", "precision"]
@@ -396,24 +361,19 @@ async def _compare_files(name: str, other: str | None, options: EvalOptions) -> 
         )
     against = read_evaluation(Path(other).expanduser())
     _check_comparable(evaluation.options, evaluation.prompts_digest, against)
-    judged = None
+    judged = Judgement()
     if options.judge is not None or options.criteria is not None:
-        current = _stored_target(evaluation)
+        told = evaluation.target
+        model = None if told["kind"] in ("run", "model") else told["model"]
+        current = find_target(str(told["name"]), checkpoint=told.get("checkpoint"), model_name=model)
         judges = plan_judges(options, base=untrained(current), current=current)
         kept = Path(name).expanduser().with_name(ANSWERS_FILE)
         async with Engines() as engines, opened_judges(judges, options, engines, kept) as opened:
-            judged = await have_judged(opened, options, (evaluation, against))
+            judged = await have_judged(opened, options, evaluation, against)
     else:
         refuse_judge(options)
     target = None if options.output is None else Path(options.output).expanduser()
-    return _write_compared(evaluation, against, judged, options, target)
-
-
-def _stored_target(evaluation: Evaluation) -> Target:
-    """The policy of an earlier evaluation, as it can be found again."""
-    told = evaluation.target
-    model = None if told["kind"] in ("run", "model") else told["model"]
-    return find_target(str(told["name"]), checkpoint=told.get("checkpoint"), model_name=model)
+    return _compare(evaluation, against, judged, options, target)
 
 
 def _check_comparable(record: Mapping[str, object], digest: str, stored: Evaluation) -> None:

@@ -1,8 +1,8 @@
 """The judges that ``judge=`` names: found before anything is sampled, opened, and their verdicts on two policies."""
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,9 @@ from viva.eval.judged import JudgedPair, figures_of_judges, judge_pairs, paired
 from viva.eval.records import Difference, Evaluation, Figure
 from viva.eval.rubric import Scores, rubric_figures, score_answers
 from viva.judging.comparison import Judge
-from viva.judging.endpoint import ChatEndpoint, EndpointOptions, EndpointUsage
+from viva.judging.endpoint import ChatEndpoint, EndpointOptions
 from viva.judging.endpoint_judge import EndpointJudge
-from viva.judging.judge import JudgeOptions, PolicyRef
+from viva.judging.judge import JudgeMode, JudgeOptions, PolicyRef
 from viva.judging.records import (
     ComparisonRecord,
     ConversationRecord,
@@ -53,8 +53,7 @@ class JudgePlan:
         if isinstance(self.source, EndpointOptions):
             where = {"model": self.source.model, "url": self.source.url}
         else:
-            of = self.source.summary
-            where = {"model": of["model"], "checkpoint": of["checkpoint"]}
+            where = {"model": self.source.model, "checkpoint": self.source.checkpoint}
         default = JudgeOptions()
         how = {
             name: getattr(self.options, name)
@@ -70,9 +69,7 @@ class OpenJudge:
 
     plan: JudgePlan
     judge: Judge
-    usage: EndpointUsage | None
-    """Usage of an endpoint up to now."""
-    engine: EngineConfig
+    engine: EngineConfig = field(default_factory=EngineConfig)
     """The engine that it samples on; that of this process for an endpoint, which has none."""
 
 
@@ -85,7 +82,7 @@ def plan_judges(options: EvalOptions, *, base: Target, current: Target) -> tuple
     _criteria(options)
     names = [BASE] if options.judge is None else _names("judge", options.judge)
     addresses = [name for name in names if is_address(name)]
-    if not addresses and (given := _given(options, ENDPOINT_OPTIONS)):
+    if not addresses and (given := judge_given(options, ENDPOINT_OPTIONS)):
         raise ValueError(
             f"{', '.join(given)} would change nothing: no judge is behind an endpoint; give "
             "judge=https://host/v1 or judge=http://127.0.0.1:PORT/v1"
@@ -118,15 +115,13 @@ def _names(option: str, value: str) -> list[str]:
     return names
 
 
-def _how(options: EvalOptions, mode: str) -> JudgeOptions:
-    given = {
-        "mode": options.judge_mode or mode,
-        "max_tokens": options.judge_max_tokens,
-        "answers_first": options.judge_answers_first,
-    }
-    if options.judge_prompt is not None:
-        given["system_prompt"] = options.judge_prompt
-    return JudgeOptions.of(given)
+def _how(options: EvalOptions, mode: JudgeMode) -> JudgeOptions:
+    how = JudgeOptions(
+        mode=options.judge_mode or mode,
+        max_tokens=options.judge_max_tokens,
+        answers_first=options.judge_answers_first,
+    )
+    return how if options.judge_prompt is None else replace(how, system_prompt=options.judge_prompt)
 
 
 def _target(name: str, *, base: Target, current: Target) -> Target:
@@ -157,12 +152,8 @@ def refuse_judge(options: EvalOptions) -> None:
         )
 
 
-def judge_given(options: EvalOptions) -> list[str]:
+def judge_given(options: EvalOptions, names: Sequence[str] = JUDGE_OPTIONS) -> list[str]:
     """Options of a judge that are not their defaults."""
-    return _given(options, JUDGE_OPTIONS)
-
-
-def _given(options: EvalOptions, names: tuple[str, ...]) -> list[str]:
     return [name for name in names if getattr(options, name) != getattr(EvalOptions(), name)]
 
 
@@ -176,64 +167,48 @@ async def opened_judges(
         for plan in plans:
             if isinstance(plan.source, EndpointOptions):
                 endpoint = await stack.enter_async_context(ChatEndpoint(plan.source, AnswerFile(kept)))
-                opened.append(
-                    OpenJudge(
-                        plan=plan,
-                        judge=EndpointJudge(endpoint, plan.options),
-                        usage=endpoint.usage,
-                        engine=EngineConfig(),
-                    )
-                )
+                judge = EndpointJudge(endpoint, plan.options)
+                opened.append(OpenJudge(plan=plan, judge=judge))
             else:
-                opened.append(await _opened_policy(plan, plan.source, options, engines))
+                is_other = plan.name not in (BASE, _CURRENT)
+                own = chz.replace(options, renderer_name=None) if is_other else options
+                policy = await open_target(plan.source, own, engines)
+                judge = plan.options.make(PolicyRef(sampling_client=policy.client), policy.renderer)
+                opened.append(OpenJudge(plan=plan, judge=judge, engine=policy.engine))
         yield opened
 
 
-async def _opened_policy(
-    plan: JudgePlan, target: Target, options: EvalOptions, engines: Engines
-) -> OpenJudge:
-    if plan.name not in (BASE, _CURRENT):
-        options = chz.replace(options, renderer_name=None)
-    opened = await open_target(target, options, engines)
-    policy = PolicyRef(sampling_client=opened.client)
-    return OpenJudge(
-        plan=plan,
-        judge=plan.options.make(policy, opened.renderer),
-        usage=None,
-        engine=opened.engine,
-    )
-
-
-def _usage_text(plan: JudgePlan, usage: EndpointUsage) -> str:
+def _usage_text(name: str, endpoint: ChatEndpoint) -> str:
     """One line of what an endpoint was asked and what that cost."""
+    usage, prices = endpoint.usage, endpoint.options.prices
     told = [
-        f"judge {plan.name}: {counted(usage.requests, 'request')}, {counted(usage.kept, 'answer')} kept from before, "
+        f"judge {name}: {counted(usage.requests, 'request')}, {counted(usage.kept, 'answer')} kept from before, "
         f"{usage.prompt_tokens:,} tokens read and {usage.sampled_tokens:,} sampled"
     ]
     if usage.unmetered:
         told.append(f"tokens of {counted(usage.unmetered, 'answer')} by their length, since none were told")
-    if isinstance(plan.source, EndpointOptions) and plan.source.prices is not None:
-        told.append(f"price {usage.price(plan.source.prices):.4f}")
+    if prices is not None:
+        told.append(f"price {usage.price(prices):.4f}")
     return "; ".join(told)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """The verdicts of all judges on two policies' answers."""
+    """The verdicts of all judges on two policies' answers; empty where nobody judged."""
 
-    judges: tuple[dict[str, object], ...]
+    judges: Sequence[dict[str, object]] = ()
     """By judge: its name, model and mode; of an endpoint also what was asked."""
-    figures: dict[str, Figure]
-    rubrics: dict[str, Difference]
+    figures: dict[str, Figure] = field(default_factory=dict[str, Figure])
+    rubrics: dict[str, Difference] = field(default_factory=dict[str, Difference])
     """Scores of both policies' answers, where there is a rubric."""
-    rows: list[dict[str, Any]]
+    rows: Sequence[dict[str, Any]] = ()
     """Transcripts: the pairs with their verdicts, judge by judge."""
-    notes: tuple[str, ...]
+    notes: Sequence[str] = ()
     """Lines about costs and failed comparisons."""
 
 
 async def have_judged(
-    judges: Sequence[OpenJudge], options: EvalOptions, evaluations: tuple[Evaluation, Evaluation]
+    judges: Sequence[OpenJudge], options: EvalOptions, first: Evaluation, second: Evaluation
 ) -> Judgement:
     """Have every judge compare the direct answers of two policies to the same prompts.
 
@@ -241,7 +216,6 @@ async def have_judged(
         ValueError: If a judge could be asked about none of them: where others have the same words, those would be all
             that is counted.
     """
-    first, second = evaluations
     criteria = _criteria(options)
     pairs_P_N = paired(first.asked, second.asked)
     seed = int(first.options["seed"])
@@ -261,7 +235,7 @@ async def have_judged(
                 begin = _titled(console.begin, "rubric")
                 scores = [
                     await score_answers(opened.judge, criteria, each.asked, seed, begin)
-                    for each in (evaluations if criteria else ())
+                    for each in ((first, second) if criteria else ())
                 ]
             own = _rows(plan.name, opened.judge, judged[plan.name], step, start=len(rows))
             if criteria:
@@ -278,16 +252,16 @@ async def have_judged(
             entries.append(
                 plan.summary | ({} if options.criteria is None else {"criteria": options.criteria})
             )
-            if opened.usage is not None:
-                entries[-1]["usage"] = asdict(opened.usage)
-                notes.append(_usage_text(plan, opened.usage))
+            if isinstance(opened.judge, EndpointJudge):
+                entries[-1]["usage"] = asdict(opened.judge.endpoint.usage)
+                notes.append(_usage_text(plan.name, opened.judge.endpoint))
             notes += _failures(plan.name, judged[plan.name], scores)
     return Judgement(
-        judges=tuple(entries),
+        judges=entries,
         figures=figures_of_judges(judged, resamples=options.resamples, seed=draws_seed(first.options)),
         rubrics=rubrics,
         rows=rows,
-        notes=tuple(notes),
+        notes=notes,
     )
 
 
@@ -377,8 +351,9 @@ _LEGEND = {
 }
 
 
-def judged_text(figures: Mapping[str, Figure], judges: Sequence[str], notes: Sequence[str]) -> str:
-    """The figures of `viva.eval.judged.figures_of_judges` as tables, with a column for each judge, and notes below."""
+def judged_text(judged: Judgement) -> str:
+    """The figures as tables, with a column for each judge, and notes below."""
+    figures, judges = judged.figures, [str(each["name"]) for each in judged.judges]
     keys = dict.fromkeys(
         each.removeprefix(f"judge/{name}/")
         for name in judges
@@ -400,7 +375,7 @@ def judged_text(figures: Mapping[str, Figure], judges: Sequence[str], notes: Seq
         ]
         lines += ["", *text_table(told)]
     lines += ["", *(text for mark, text in _LEGEND.items() if any(mark in name for name in figures))]
-    return "\n".join([*lines, *notes]) + "\n"
+    return "\n".join([*lines, *judged.notes]) + "\n"
 
 
 def _cells(name: str, figure: Figure | None) -> tuple[str, str]:

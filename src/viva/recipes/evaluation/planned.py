@@ -111,8 +111,8 @@ def _named_recipe(given: Mapping[str, Any]) -> tuple[str, dict[str, str]] | None
 
 
 def _theirs(config_class: type[Planned]) -> set[str]:
-    """Names of options of a recipe, those that a screening has, too, among them."""
-    return (chz.chz_fields(config_class).keys() - _OWN) | _shared(config_class) | {"config"}
+    """Names of options of a recipe; the model is none of them: of an adapter it is the base."""
+    return (chz.chz_fields(config_class).keys() - {"model_name"}) | {"config"}
 
 
 def recipe_named(name: str) -> tuple[str, dict[str, str]]:
@@ -129,11 +129,6 @@ def recipe_named(name: str) -> tuple[str, dict[str, str]]:
     return recipe, {}
 
 
-def _shared(config_class: type[Planned]) -> set[str]:
-    """Options of a screening and of a recipe; the model is not: of an adapter it is the base."""
-    return (chz.chz_fields(ScreenOptions).keys() & chz.chz_fields(config_class).keys()) - {"model_name"}
-
-
 def _as_planned(
     options: ScreenOptions, given: Mapping[str, Any], recipe: str, config: Planned
 ) -> ScreenOptions:
@@ -142,7 +137,7 @@ def _as_planned(
     opened, default = chz.chz_fields(OpenedOptions).keys(), DEFAULTS
     shared = {
         name: getattr(config, name)
-        for name in _shared(type(config))
+        for name in chz.chz_fields(ScreenOptions).keys() & _theirs(type(config))
         if name not in opened or getattr(config, name) != getattr(default, name)
     }
     # a file of options names the model that is trained, not the base of the one that is screened

@@ -31,7 +31,7 @@ from viva.recipes.common import say
 from viva.recipes.config import DataOptions
 from viva.recipes.data import as_asked, check_prompts_path, check_sources, load_prompts_path
 from viva.recipes.evaluation import ScreenOptions, stored_options
-from viva.recipes.evaluation.build import OpenedJudge, conversations_of, opened_judge
+from viva.recipes.evaluation.build import JudgeMaker, conversations_of, opened_judge
 from viva.recipes.evaluation.plan import (
     check_conversation,
     check_output,
@@ -126,8 +126,13 @@ def _make_plan(name: str, task: str, options: ScreenOptions, planned: Planned | 
             "temperature must be positive: all tries would be the same; a greedy answer is asked anyway"
         )
     rewards = {each: _reward(each, options) for each in options.rewards}
-    reward = None if planned is None else _reward_of(planned)
-    if isinstance(reward, SolutionReward) and _is_measured(reward):
+    reward = None
+    if planned is not None:
+        reward = planned.group_reward() if isinstance(planned, MathConfig) else planned.game().reward
+    judge = None if reward is None else reward.judge
+    # the answers of a screening say what it pays: no pairs of all of them, no other model's scores
+    is_plain = judge is None or (reward is not None and reward.judge_task != "compare")
+    if isinstance(reward, SolutionReward) and reward.pays_samples and reward.scorer is None and is_plain:
         rewards[reward.name] = reward
     is_scored = any(each.judge_task == "score" for each in rewards.values())
     if options.judge_answers_first and not options.num_pairs and not is_scored:
@@ -143,7 +148,6 @@ def _make_plan(name: str, task: str, options: ScreenOptions, planned: Planned | 
     talks = _talks(options, planned)
     check = find_check(options.grader)
     target = find_target(name, checkpoint=options.checkpoint, model_name=options.model_name)
-    judge = _judge_of(reward)
     if judge is not None and judge.model is not None:
         judge_target(judge, engine_of(target, options))
     items, told = _problems(task, options, check)
@@ -224,24 +228,6 @@ def _talk(kind: str, options: ScreenOptions) -> ConversationConfig:
     return chz.replace(stored_options(CONVERSATIONS[kind], {}), **given)
 
 
-def _reward_of(planned: Planned) -> Reward | None:
-    """The reward of the run that is planned; ``None``: known answers."""
-    return planned.group_reward() if isinstance(planned, MathConfig) else planned.game().reward
-
-
-def _judge_of(reward: Reward | None) -> JudgeOptions | None:
-    return None if reward is None else reward.judge
-
-
-def _is_measured(reward: SolutionReward) -> bool:
-    """Whether the answers of a screening say what a reward pays: no pairs of all of them, no other model's scores."""
-    return (
-        reward.pays_samples
-        and reward.scorer is None
-        and (reward.judge is None or reward.judge_task != "compare")
-    )
-
-
 def _reward(name: str, options: ScreenOptions) -> SolutionReward:
     reward = find_reward(name)
     if isinstance(reward.inner, Rubric) and options.criteria is not None:
@@ -262,8 +248,9 @@ async def _sample(
     records: dict[str, tuple[ConversationRecord, ...]] = {}
     critics: tuple[Criticised, ...] = ()
     async with AsyncExitStack() as stack:
-        judged = await stack.enter_async_context(opened_judge(_judge_of(plan.reward), opened, plan.path))
-        screener = _screener(plan, opened, judged, options)
+        asked = None if plan.reward is None else plan.reward.judge
+        make_judge = await stack.enter_async_context(opened_judge(asked, opened, plan.path))
+        screener = _screener(plan, opened, make_judge, options)
         with costs.part("answers"):
             problems = await screener.ask(opened.client, plan.items, console.begin)
         with costs.part("judged pairs"):
@@ -275,8 +262,8 @@ async def _sample(
         for kind, config in plan.talks.items():
             if plan.reward is None:
                 asked = config.game().reward.judge
-                judged = await stack.enter_async_context(opened_judge(asked, opened, plan.path))
-            talks = await conversations_of(config, opened, judged, console)
+                make_judge = await stack.enter_async_context(opened_judge(asked, opened, plan.path))
+            talks = await conversations_of(config, opened, make_judge, console)
             with costs.part(kind):
                 played[kind], outcomes, _ = await play_all(
                     opened.client, talks, plan.items[: options.conversations], plan.check
@@ -317,10 +304,10 @@ async def _sample(
     )
 
 
-def _screener(plan: _Plan, opened: OpenPolicy, judged: OpenedJudge, options: ScreenOptions) -> Screener:
+def _screener(plan: _Plan, opened: OpenPolicy, make_judge: JudgeMaker, options: ScreenOptions) -> Screener:
     judge = None
     if plan.reward is None or plan.reward.judge_task != "answer":  # who only answers compares nothing
-        judge = judged.of(PolicyRef(sampling_client=judged.client))
+        judge = make_judge(None)
     return Screener(
         direct=DirectSampler(
             renderer=opened.renderer,

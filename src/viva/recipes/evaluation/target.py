@@ -94,7 +94,7 @@ def find_target(name: str, *, checkpoint: str | None = None, model_name: str | N
         ValueError: If there is no such thing, or no such checkpoint.
     """
     path = Path(name).expanduser()
-    if "://" not in name and _is_run(path):
+    if "://" not in name and (has_run(path) or "recipe" in read_config(path)):
         return _find_checkpoint(name, path, checkpoint, model_name)
     if checkpoint is not None:
         raise ValueError(f"checkpoint={checkpoint} needs the folder of a run; {name} is none")
@@ -104,10 +104,6 @@ def find_target(name: str, *, checkpoint: str | None = None, model_name: str | N
     if is_adapter(path):
         return Target(name=name, kind="adapter", model=model, weights=str(path))
     return Target(name=name, kind="model", model=resolve_model(name))
-
-
-def _is_run(path: Path) -> bool:
-    return has_run(path) or "recipe" in read_config(path)
 
 
 def _find_checkpoint(name: str, folder: Path, wanted: str | None, model_name: str | None) -> Target:
