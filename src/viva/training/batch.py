@@ -75,7 +75,6 @@ class ExpertConfig:
     """Largest mean difference, in nats per token, that passes this check."""
 
     def __post_init__(self) -> None:
-        """Check."""
         choose_baseline(self.make(), self.baseline)
         if not 0 <= self.min_effective_share <= 1:
             raise ValueError(f"min_effective_share must be between 0 and 1; got {self.min_effective_share}")
