@@ -239,9 +239,3 @@ def test_the_recommended_estimator_itself_gets_other_advice():
 @given(sample_batches(), st.sampled_from(["token_tis", "seq_is", "none", "importance_sampling"]))
 def test_a_minimum_of_zero_lets_everything_pass(batch, name):
     assert texts(batch, name, minimum=0.0) == []
-
-
-@pytest.mark.parametrize("minimum", [-0.1, 1.1, math.nan])
-def test_a_minimum_that_is_no_share_is_refused(minimum):
-    with pytest.raises(ValueError, match="between 0 and 1; got"):
-        texts(collapsed(), "none", minimum=minimum)

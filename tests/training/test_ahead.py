@@ -55,7 +55,7 @@ async def test_the_sampler_is_as_old_as_allowed_but_from_no_earlier_than_the_las
         running.append(step)
         await asyncio.sleep(0)
         running.remove(step)
-        return step, sampler
+        return step, version, sampler
 
     running: list[int] = []
     ahead = RolloutsAhead(
@@ -63,11 +63,11 @@ async def test_the_sampler_is_as_old_as_allowed_but_from_no_earlier_than_the_las
     )
     for step in range(first_step, 20):
         ahead.offer(step, f"policy {step}")
-        played = await ahead.take(step)
+        played, sampled_by, sampler = await ahead.take(step)
         starts = [start for start in fresh | {first_step} if first_step <= start <= step]
         version = max(step - staleness, max(starts))
-        assert played.result == (step, f"policy {version}")
-        assert played.staleness == step - version <= staleness
+        assert (played, sampled_by, sampler) == (step, version, f"policy {version}")
+        assert step - version <= staleness
     await ahead.close()
 
 

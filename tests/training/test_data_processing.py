@@ -9,7 +9,7 @@ from tinker_cookbook.rl import data_processing as cookbook
 from tinker_cookbook.rl.types import Trajectory, TrajectoryGroup
 from transitions import as_plain, trajectories, transition
 
-from viva.training.data_processing import DatumSource, assemble_training_data, trajectory_to_data
+from viva.training.data_processing import assemble_training_data, trajectory_to_data
 
 
 @settings(deadline=None)
@@ -130,11 +130,9 @@ def test_a_batch_is_assembled_like_the_cookbooks_and_members_can_be_left_out():
     theirs, places = cookbook.assemble_training_data(groups, advantages)
     ours, sources = assemble_training_data(groups, [row.tolist() for row in advantages])
     assert [as_plain(datum) for datum in ours] == [as_plain(datum) for datum in theirs]
-    assert [(source.group_index, source.seat) for source in sources] == [
-        (place["group_idx"], place["traj_idx"]) for place in places
-    ]
+    assert sources == [(place["group_idx"], place["traj_idx"]) for place in places]
     _, sources = assemble_training_data(groups, [[None, 1.0], [None, None]])
-    assert sources == [DatumSource(group_index=0, seat=1)]
+    assert sources == [(0, 1)]
 
 
 def test_torch_reads_what_we_write():

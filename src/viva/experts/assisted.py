@@ -184,9 +184,13 @@ def _is_right(metrics: Metrics) -> bool | None:
 
 
 @dataclass(kw_only=True)
-class _RecordedGroupBuilder(EnvGroupBuilder):
-    """A group of problems whose replies are kept for the transcript."""
+class _AssistedGroupBuilder(EnvGroupBuilder):
+    """A group of answers to one problem, which are kept for the transcript."""
 
+    num_envs: int
+    strategy_id: str
+    weight: float | None = None
+    tags: tuple[str, ...] = ()
     _record: dict[str, object] = field(default_factory=dict[str, object], init=False, repr=False)
 
     async def compute_group_rewards(
@@ -200,17 +204,18 @@ class _RecordedGroupBuilder(EnvGroupBuilder):
         """The problem and the replies of the last group, with the keys of a conversation."""
         return self._record or None
 
+    def logging_tags(self) -> list[str]:
+        """The strategy, and the tags."""
+        return [self.strategy_id, *self.tags]
+
 
 @dataclass(kw_only=True)
-class PromptAugmentedGroupBuilder(_RecordedGroupBuilder):
+class PromptAugmentedGroupBuilder(_AssistedGroupBuilder):
     """A group of answers to one question under extra instructions, trained without them."""
 
     env_thunk: Callable[[], PromptAugmentedEnv]
     """Makes one environment; all of a group ask the same."""
-    num_envs: int
     strategy_id: str = "prompt_augmentation"
-    weight: float | None = None
-    tags: tuple[str, ...] = ()
     _training_observation: Observation | None = field(default=None, init=False, repr=False)
 
     async def make_envs(self) -> Sequence[Env]:
@@ -235,10 +240,6 @@ class PromptAugmentedGroupBuilder(_RecordedGroupBuilder):
             raise RuntimeError("the training context is known once make_envs was called")
         return self._training_observation
 
-    def logging_tags(self) -> list[str]:
-        """The strategy, and the tags."""
-        return [self.strategy_id, *self.tags]
-
 
 class Feedback(Protocol):
     """Says something about an attempt."""
@@ -248,17 +249,10 @@ class Feedback(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VerifierFeedback:
-    """Tells whether the attempt is right, and nothing else."""
-
-    right: str = RIGHT_FEEDBACK
-    wrong: str = WRONG_FEEDBACK
-
-    async def __call__(self, question: str, attempt: str, *, is_right: bool, place: int) -> str:
-        """One of the two texts."""
-        del question, attempt, place
-        return self.right if is_right else self.wrong
+async def verifier_feedback(question: str, attempt: str, *, is_right: bool, place: int) -> str:
+    """Whether the attempt is right, and nothing else."""
+    del question, attempt, place
+    return RIGHT_FEEDBACK if is_right else WRONG_FEEDBACK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -347,16 +341,14 @@ class FeedbackEnv(AttemptedEnv):
         text, ended = read_reply(self.renderer, list(action))
         if len(self.training_observations) > 1:
             result = await self.problem.step(action, extra=extra)
-            kept = Attempt(prompt=self._said, text=text, is_right=_is_right(result.metrics))
-            self.attempts.append(kept)
+            self.attempts.append(Attempt(prompt=self._said, text=text, is_right=_is_right(result.metrics)))
             result.metrics |= leak(text, self.leak_phrases)
             return result
         is_right = ended and bool(self.check_answer(text))
-        said = await self.feedback(self.get_question(), text, is_right=is_right, place=self.place)
-        self._said = said
+        self._said = await self.feedback(self.get_question(), text, is_right=is_right, place=self.place)
         self.attempts.append(Attempt(prompt=self.get_question(), text=text, is_right=is_right))
         attempted = [*self._messages, Message(role="assistant", content=text)]
-        observation = build_prompt(self.renderer, [*attempted, Message(role="user", content=said)])
+        observation = build_prompt(self.renderer, [*attempted, Message(role="user", content=self._said)])
         kept = attempted if self.train_behind == "attempt" else self._messages
         self.training_observations.append((observation, build_prompt(self.renderer, kept)))
         return StepResult(
@@ -365,25 +357,22 @@ class FeedbackEnv(AttemptedEnv):
             next_observation=observation,
             next_stop_condition=self.stop_condition,
             metrics={"first_correct": float(is_right)},
-            logs={"feedback": said},
+            logs={"feedback": self._said},
         )
 
 
 @dataclass(kw_only=True)
-class FeedbackGroupBuilder(_RecordedGroupBuilder):
+class FeedbackGroupBuilder(_AssistedGroupBuilder):
     """A group of two-turn attempts at one problem."""
 
     env_thunk: Callable[[], ProblemEnv]
     """Makes the problem; called once for every environment."""
-    num_envs: int
-    feedback: Feedback = field(default_factory=VerifierFeedback)
+    feedback: Feedback = verifier_feedback
     train_behind: Literal["attempt", "problem"] = "attempt"
     transition_weights: tuple[float, float] = (0.0, 1.0)
     """Weights of the first and the second attempt. A first attempt that counts earns what the second earns."""
     leak_phrases: tuple[str, ...] = ()
     strategy_id: str = "feedback"
-    weight: float | None = None
-    tags: tuple[str, ...] = ()
     _envs: list[FeedbackEnv] = field(default_factory=list[FeedbackEnv], init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -426,7 +415,3 @@ class FeedbackGroupBuilder(_RecordedGroupBuilder):
     def completions(self, group: TrajectoryGroup) -> list[Sequence[Completion]]:
         """Both attempts, each with its weight."""
         return weighted_turns(group, self.transition_weights)
-
-    def logging_tags(self) -> list[str]:
-        """The strategy, and the tags."""
-        return [self.strategy_id, *self.tags]

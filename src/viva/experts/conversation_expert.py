@@ -126,7 +126,10 @@ class ConversationExpertGroupBuilder(EnvGroupBuilder):
             self._final_turn(coordinator.conversation, (env.agent_id, env.lane), trajectory)
             for env, trajectory in zip(seats, trajectory_group, strict=True)
         ]
-        credited = self._credited()
+        credit = credit_of(self.inner)
+        credited = (
+            {} if credit is None else {(each.seat, each.transition): each.reward for each in credit.spans}
+        )
         paid_G: list[tuple[float, Metrics]] = []
         for seat, (final, (own, metrics)) in enumerate(zip(self._final_G, own_G, strict=True)):
             if final is None:
@@ -134,7 +137,7 @@ class ConversationExpertGroupBuilder(EnvGroupBuilder):
                 continue
             if self.verify is not None:
                 reward = float(self.verify(final.solution)) if final.finished else 0.0
-            elif credited is None:
+            elif credit is None:
                 reward = own
             elif (seat, final.transition) in credited:
                 reward = credited[seat, final.transition]
@@ -169,13 +172,6 @@ class ConversationExpertGroupBuilder(EnvGroupBuilder):
     def record(self) -> Any:
         """The conversation's record."""
         return record_of(self.inner)
-
-    def _credited(self) -> dict[tuple[int, int], float] | None:
-        """Reward of a turn by seat and transition, if the conversation credits tokens."""
-        credit = credit_of(self.inner)
-        if credit is None:
-            return None
-        return {(span.seat, span.transition): span.reward for span in credit.spans}
 
     def _final_turn(
         self, conversation: Conversation, place: tuple[int, int], trajectory: Trajectory

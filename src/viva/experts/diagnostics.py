@@ -271,12 +271,7 @@ def check_diagnostics(
     """Texts about strategies whose samples an estimator wastes: few carry the weight, or all carry next to none.
 
     The lowest effective sample size (of 1) and the lowest mean weight that pass are the `minimum`.
-
-    Raises:
-        ValueError: If `minimum` is not in [0, 1].
     """
-    if not 0 <= minimum <= 1:
-        raise ValueError(f"the minimum effective sample size is a share between 0 and 1; got {minimum}")
     if recommendation.estimator == estimator:
         advice = "draw more samples under the training context, or weaken the hint"
     else:

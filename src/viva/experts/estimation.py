@@ -204,7 +204,7 @@ def estimate(
             "bias it. Leave them out and draw more samples from the strategy that should count more."
         )
     estimator.check(samples_N)
-    factors = mixture_factors(strategy_counts(sample.strategy for sample in samples_N), mixture)
+    factors = mixture_factors((sample.strategy for sample in samples_N), mixture)
     weights_N = estimator.weights(samples_N)
     advantages_N = _advantages(samples_N, estimator, weights_N, chosen)
     return [
@@ -311,11 +311,6 @@ def centred_rewards(
     return advantages_N
 
 
-def strategy_counts(strategies: Iterable[str]) -> dict[str, int]:
-    """``n_s`` of every strategy that occurs, in the order of their names."""
-    return dict(sorted(Counter(strategies).items()))
-
-
 def check_mixture(mixture: Mapping[str, float]) -> None:
     """Refuse weights that define no mixture (none, negative, not finite, or all zero) by a `ValueError`."""
     if not mixture:
@@ -331,35 +326,31 @@ def check_mixture(mixture: Mapping[str, float]) -> None:
         raise ValueError(f"one mixture weight must be above 0; got {dict(mixture)}")
 
 
-def mixture_factors(counts: Mapping[str, int], mixture: Mapping[str, float] | None) -> dict[str, float]:
-    """``f_s = w_s N / n_s`` for every strategy of `counts`; 1 for all without a mixture.
+def mixture_factors(strategies: Iterable[str], mixture: Mapping[str, float] | None) -> dict[str, float]:
+    """``f_s = w_s N / n_s`` by strategy, in the order of names, given that of every sample; 1 without a mixture.
 
-    Weights are scaled to sum to one over the strategies that have samples: one with ``n_s = 0`` has the factor 0 and
-    leaves its share to the others. When only strategies of weight 0 have samples, all factors are 0.
+    Weights are scaled to sum to one over the strategies that have samples: one with ``n_s = 0`` leaves its share to the
+    others. When only strategies of weight 0 have samples, all factors are 0.
 
     Raises:
-        ValueError: If a count is negative, a strategy has samples but no weight, or the weights define no mixture.
+        ValueError: If a strategy has samples but no weight, or the weights define no mixture.
     """
-    for strategy, count in sorted(counts.items()):
-        if count < 0:
-            raise ValueError(f"strategy {strategy!r} cannot have {count} samples")
+    counts = dict(sorted(Counter(strategies).items()))
     if mixture is None:
-        return {strategy: float(count > 0) for strategy, count in counts.items()}
+        return dict.fromkeys(counts, 1.0)
     check_mixture(mixture)
-    present = {strategy: count for strategy, count in counts.items() if count > 0}
-    if missing := sorted(set(present) - set(mixture)):
+    if missing := sorted(set(counts) - set(mixture)):
         raise ValueError(
             f"strategy {missing[0]!r} has samples but no mixture weight; weights are given for {sorted(mixture)}. "
             "Give it a weight (0 to measure it without training on it)."
         )
     largest = max(mixture.values())
     # by the largest first: shares of denormal or huge weights are still shares
-    scaled = {strategy: mixture[strategy] / largest for strategy in present}
+    scaled = {strategy: mixture[strategy] / largest for strategy in counts}
     total_weight = math.fsum(scaled.values())
-    num_samples = sum(present.values())
     if total_weight == 0:
         return dict.fromkeys(counts, 0.0)
+    num_samples = sum(counts.values())
     return {
-        strategy: scaled[strategy] / total_weight * num_samples / count if count > 0 else 0.0
-        for strategy, count in counts.items()
+        strategy: scaled[strategy] / total_weight * num_samples / count for strategy, count in counts.items()
     }

@@ -245,7 +245,6 @@ class SequenceIS(Estimator):
     baselines: ClassVar[tuple[Baseline, ...]] = (Baseline.WEIGHTED, Baseline.PROMPT_UNION, Baseline.STRATUM)
 
     def __post_init__(self) -> None:
-        """Check the limit."""
         if not self.max_gap > 0:
             raise ValueError(f"seq_is: max_gap must be positive (nats); got {self.max_gap}")
 
@@ -293,7 +292,6 @@ class Distill(Estimator):
     baselines: ClassVar[tuple[Baseline, ...]] = (Baseline.NONE,)
 
     def __post_init__(self) -> None:
-        """Check the options."""
         super().__post_init__()
         if self.horizon not in ("token", "return"):
             raise ValueError(f"distill: horizon must be 'token' or 'return'; got {self.horizon!r}")

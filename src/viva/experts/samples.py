@@ -67,7 +67,6 @@ class Sample:
     """The trainer's own values for `sampling_logprobs_T`: a difference is an error of one of them."""
 
     def __post_init__(self) -> None:
-        """Check and freeze."""
         if not np.isfinite(self.reward):
             raise ValueError(
                 f"a sample of strategy {self.strategy!r} has reward {self.reward}; rewards are finite numbers"
@@ -86,7 +85,6 @@ class Sample:
         object.__setattr__(self, "context_logprobs", frozen)
 
     def __len__(self) -> int:
-        """Tokens."""
         return len(self.sampling_logprobs_T)
 
     @property

@@ -62,7 +62,6 @@ class Completion:
     """Advantage of every token, instead of reward minus baseline."""
 
     def __post_init__(self) -> None:
-        """Check."""
         if self.transition < 0 or self.start < 0 or (self.stop is not None and self.stop < self.start):
             raise ValueError(f"a completion lies in a turn, 0 <= start <= stop; got {self}")
         if not (math.isfinite(self.weight) and self.weight >= 0):
@@ -145,7 +144,7 @@ def completions_of(builder: EnvGroupBuilder, group: TrajectoryGroup) -> list[Seq
         ValueError: If the method does not return one entry per seat.
     """
     if not isinstance(builder, _Choosing):
-        return [all_turns(trajectory) for trajectory in group.trajectories_G]
+        return weighted_turns(group)
     chosen_G = list(builder.completions(group))
     if len(chosen_G) != len(group.trajectories_G):
         raise ValueError(
@@ -169,15 +168,15 @@ def record_of(builder: EnvGroupBuilder) -> Any:
     return builder.record() if isinstance(builder, _Recording) else None
 
 
-def all_turns(trajectory: Trajectory) -> list[Completion]:
-    """Every turn of a trajectory, whole."""
-    return [Completion(transition=index) for index in range(len(trajectory.transitions))]
-
-
-def weighted_turns(group: TrajectoryGroup, weights: Sequence[float]) -> list[Sequence[Completion]]:
-    """Every turn of every seat, whole, with the weight of its place; there is one for each turn that was played."""
+def weighted_turns(
+    group: TrajectoryGroup, weights: Sequence[float] | None = None
+) -> list[Sequence[Completion]]:
+    """Every turn of every seat, whole, with the weight of its place: one for each turn that was played, or 1."""
     return [
-        [replace(turn, weight=weights[turn.transition]) for turn in all_turns(trajectory)]
+        [
+            Completion(transition=turn, weight=1.0 if weights is None else weights[turn])
+            for turn in range(len(trajectory.transitions))
+        ]
         for trajectory in group.trajectories_G
     ]
 
@@ -273,7 +272,6 @@ class BestOfGroupBuilder(ExpertGroupBuilder):
     threshold: float = 0.0
 
     def __post_init__(self) -> None:
-        """Check."""
         super().__post_init__()
         if self.keep not in ("best", "all"):
             raise ValueError(f"keep must be 'best' or 'all'; got {self.keep!r}")

@@ -43,13 +43,14 @@ from tinker_cookbook.rl.types import (
 from viva.conversation.messages import unknown
 from viva.conversation.rendering import read_reply, system_messages
 from viva.experts.assisted import (
+    Feedback,
     FeedbackGroupBuilder,
     GeneratedFeedback,
     PromptAugmentedEnv,
     PromptAugmentedGroupBuilder,
-    VerifierFeedback,
     leak,
     problem_record,
+    verifier_feedback,
 )
 from viva.experts.conversation_expert import ConversationExpertGroupBuilder
 from viva.experts.strategy import BestOfGroupBuilder, iid
@@ -295,7 +296,7 @@ def _prompt_augmentation(task: Task) -> EnvGroupBuilder:
 
 def _feedback(task: Task) -> EnvGroupBuilder:
     options = task.options
-    feedback = VerifierFeedback()
+    feedback: Feedback = verifier_feedback
     if options.feedback == "generated":
         feedback = GeneratedFeedback(
             policy=task.policy,

@@ -9,9 +9,7 @@ up to the one of the batch. A group is sent once it and all before it are played
 """
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import tinker
@@ -23,16 +21,6 @@ from viva.training.rollouts import GroupOutcome
 from viva.training.update import UpdateConfig, send
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Played(Generic[T]):
-    """The rollouts of a step."""
-
-    result: T
-    staleness: int
-    """Updates made after the policy that sampled."""
-    seconds: float
 
 
 class RolloutsAhead(Generic[T]):
@@ -58,7 +46,7 @@ class RolloutsAhead(Generic[T]):
         self._max_staleness = max_staleness
         self._starts_afresh = starts_afresh
         self._next = first_step
-        self._tasks: dict[int, asyncio.Task[Played[T]]] = {}
+        self._tasks: dict[int, asyncio.Task[T]] = {}
 
     def version_of(self, step: int) -> int:
         """Number of updates of the policy that samples a step."""
@@ -73,7 +61,7 @@ class RolloutsAhead(Generic[T]):
             self._tasks[self._next] = asyncio.create_task(self._run(self._next, version, sampler, before))
             self._next += 1
 
-    async def take(self, step: int) -> Played[T]:
+    async def take(self, step: int) -> T:
         """The rollouts of a step, which must have been started.
 
         Raises:
@@ -91,14 +79,12 @@ class RolloutsAhead(Generic[T]):
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _run(
-        self, step: int, version: int, sampler: SamplingClient, before: asyncio.Task[Played[T]] | None
-    ) -> Played[T]:
+        self, step: int, version: int, sampler: SamplingClient, before: asyncio.Task[T] | None
+    ) -> T:
         if before is not None:
             await asyncio.wait([before])
             before.result()  # what follows a failure is not played
-        started = time.monotonic()
-        result = await self._play(step, version, sampler)
-        return Played(result=result, staleness=step - version, seconds=time.monotonic() - started)
+        return await self._play(step, version, sampler)
 
 
 class GroupStream:

@@ -25,7 +25,6 @@ from viva.experts.estimation import (
     choose_baseline,
     estimate,
     mixture_factors,
-    strategy_counts,
 )
 from viva.experts.estimators import DEFAULT_ESTIMATOR, make_estimator
 from viva.experts.samples import FloatArray, Sample, sample_record
@@ -41,7 +40,7 @@ from viva.training.samples import (
     centred_rewards_of,
     with_values,
 )
-from viva.training.scoring import Scores, name_contexts, sampled_data, score, spread
+from viva.training.scoring import name_contexts, sampled_data, score, spread
 from viva.training.update import SamplerCheck, check_sampler
 
 NUM_CHECKED = 4
@@ -76,7 +75,6 @@ class ExpertConfig:
     """Largest mean difference, in nats per token, that passes this check."""
 
     def __post_init__(self) -> None:
-        """Check."""
         choose_baseline(self.make(), self.baseline)
         if not 0 <= self.min_effective_share <= 1:
             raise ValueError(f"min_effective_share must be between 0 and 1; got {self.min_effective_share}")
@@ -222,10 +220,9 @@ async def _estimated_batch(
     estimator = config.make()
     mixture = mixture_of(outcomes_P)
     trained_N = batch_samples(outcomes_P)
-    on_policy_N = [temperature == trained_at and not sample.is_swapped for sample in trained_N]
     try:
-        scores = await score(client, trained_N, estimator, on_policy_N=on_policy_N, temperature=trained_at)
-        samples_N = _samples(trained_N, scores, on_policy_N)
+        samples_N = _samples(trained_N, is_own_temperature=temperature == trained_at)
+        samples_N, num_scored = await score(client, trained_N, samples_N, estimator, temperature=trained_at)
         estimates_N = estimate(samples_N, estimator, baseline=config.baseline, mixture=mixture)
     except ValueError as error:
         raise EstimatorStoppedError(str(error)) from error
@@ -236,13 +233,16 @@ async def _estimated_batch(
     ]
     diagnostics = diagnose(checked_N, estimates_N)
     warnings = _warnings(samples_N, diagnostics, config)
-    data_D, foreign_D = _data(trained_N, estimates_N, on_policy_N)
-    unseen_N = [not (on_policy_N[index] and estimates_N[index].advantages_T.any()) for index in checks_N]
-    unseen = [check for check, is_unseen in zip(checks_N.values(), unseen_N, strict=True) if is_unseen]
-    factors = mixture_factors(strategy_counts(sample.strategy for sample in samples_N), mixture)
+    data_D, foreign_D = _data(trained_N, estimates_N, samples_N)
+    unseen = [
+        check
+        for index, check in checks_N.items()
+        if not (samples_N[index].on_policy and estimates_N[index].advantages_T.any())
+    ]
+    factors = mixture_factors((sample.strategy for sample in samples_N), mixture)
     metrics = flat_metrics(diagnostics) | strategy_metrics(outcomes_P, trained_N, factors)
     metrics |= advantage_metrics(_advantages_by_group(trained_N, estimates_N))
-    metrics["experts/scored_tokens"] = scores.num_tokens + sum(
+    metrics["experts/scored_tokens"] = num_scored + sum(
         datum.model_input.length for check in checks_N.values() for datum in check.data_D
     )
     return Batch(
@@ -345,24 +345,21 @@ def mixture_of(outcomes_P: Sequence[GroupOutcome]) -> dict[str, float] | None:
     return given
 
 
-def _samples(trained_N: Sequence[TrainedSample], scores: Scores, on_policy_N: Sequence[bool]) -> list[Sample]:
-    """The estimators' samples. Prompts become numbers, in order of their appearance."""
+def _samples(trained_N: Sequence[TrainedSample], *, is_own_temperature: bool) -> list[Sample]:
+    """The estimators' samples, without scores. Prompts become numbers, in order of their appearance."""
     prompts: dict[Hashable, int] = {}
-    names_N = name_contexts(trained_N)
     return [
         Sample(
             strategy=sample.strategy,
             prompt=prompts.setdefault(sample.prompt, len(prompts)),
             reward=sample.reward,
             sampling_logprobs_T=np.concatenate([action_values(datum, "logprobs") for datum in sample.data_D]),
-            old_logprobs_T=None if on_policy_N[index] else scores.old_N.get(index),
-            on_policy=on_policy_N[index],
-            context=names_N[index],
-            context_logprobs=scores.contexts_N.get(index, {}),
+            on_policy=is_own_temperature and not sample.is_swapped,
+            context=name,
             advantages_T=sample.advantages_T,
             finished=sample.finished,
         )
-        for index, sample in enumerate(trained_N)
+        for sample, name in zip(trained_N, name_contexts(trained_N), strict=True)
     ]
 
 
@@ -380,20 +377,17 @@ def _as_given(sample: TrainedSample) -> Estimate:
 
 
 def _data(
-    trained_N: Sequence[TrainedSample],
-    estimates_N: Sequence[Estimate],
-    on_policy_N: Sequence[bool],
+    trained_N: Sequence[TrainedSample], estimates_N: Sequence[Estimate], samples_N: Sequence[Sample]
 ) -> tuple[list[tinker.Datum], list[bool]]:
     """Datums of all samples that carry a signal, and which of them were not drawn from what is trained."""
     data_D: list[tinker.Datum] = []
     foreign_D: list[bool] = []
-    for sample, made, on_policy in zip(trained_N, estimates_N, on_policy_N, strict=True):
+    for trained, made, sample in zip(trained_N, estimates_N, samples_N, strict=True):
         if not made.advantages_T.any():
             continue
-        weights_T = np.concatenate([action_values(datum, "advantages") for datum in sample.data_D])
-        new_D = with_values(sample.data_D, made.advantages_T * weights_T, made.logprobs_T)
-        data_D.extend(new_D)
-        foreign_D.extend([not on_policy] * len(new_D))
+        weights_T = np.concatenate([action_values(datum, "advantages") for datum in trained.data_D])
+        data_D += with_values(trained.data_D, made.advantages_T * weights_T, made.logprobs_T)
+        foreign_D += [not sample.on_policy] * len(trained.data_D)
     return data_D, foreign_D
 
 

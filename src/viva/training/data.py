@@ -117,7 +117,6 @@ class LazyPrompts(Sequence[PromptItem]):
         self._ends = list(accumulate(length for length, _ in parts))
 
     def __len__(self) -> int:
-        """Number of prompts."""
         return self._ends[-1] if self._ends else 0
 
     @overload
@@ -189,7 +188,6 @@ class PromptOrder(Generic[ItemT]):
             )
 
     def __len__(self) -> int:
-        """Number of batches."""
         return -(-self.num_groups // self.groups_per_batch)
 
     @property
@@ -241,7 +239,6 @@ class PromptDataset(RLDataset):
         ]
 
     def __len__(self) -> int:
-        """Number of batches."""
         return len(self.order)
 
 
@@ -287,7 +284,6 @@ class ExampleDataset(RLDataset):
         return ()
 
     def __len__(self) -> int:
-        """Number of batches."""
         return len(self.order)
 
 
@@ -308,7 +304,6 @@ class FirstSteps(RLDataset):
         return self.dataset.get_batch(index)
 
     def __len__(self) -> int:
-        """Number of batches."""
         return self.num_steps
 
 
@@ -326,7 +321,6 @@ class MixtureDataset(RLDataset):
     assignment: Assignment = "all"
 
     def __post_init__(self) -> None:
-        """Check."""
         if not self.factories:
             raise ValueError("a mixture needs at least one strategy")
         if self.assignment not in ("all", "split"):
@@ -346,5 +340,4 @@ class MixtureDataset(RLDataset):
         return groups
 
     def __len__(self) -> int:
-        """Number of batches."""
         return len(self.order)

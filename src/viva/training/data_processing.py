@@ -35,14 +35,6 @@ Element: TypeAlias = int | tinker.ModelInputChunk
 """One token, or an image."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DatumSource:
-    """The origin of a datum: indices into the groups and members that were assembled."""
-
-    group_index: int
-    seat: int
-
-
 @dataclass(slots=True)
 class _Sequence:
     """A growing datum: flat elements, and per token logprob, advantage and mask."""
@@ -207,8 +199,8 @@ def assemble_training_data(
     groups_P: Sequence[TrajectoryGroup],
     advantages_P_G: Sequence[Sequence[Advantage | None]],
     context_transforms_P: Sequence[ContextTransform | None] | None = None,
-) -> tuple[list[tinker.Datum], list[DatumSource]]:
-    """Datums of a batch of groups, group by group and seat by seat, and where each came from.
+) -> tuple[list[tinker.Datum], list[tuple[int, int]]]:
+    """Datums of a batch of groups, group by group and seat by seat, and the group and the seat of each.
 
     Args:
         groups_P: The groups.
@@ -218,7 +210,7 @@ def assemble_training_data(
     """
     transforms_P = [None] * len(groups_P) if context_transforms_P is None else context_transforms_P
     data_D: list[tinker.Datum] = []
-    sources_D: list[DatumSource] = []
+    sources_D: list[tuple[int, int]] = []
     members_P = zip(groups_P, advantages_P_G, transforms_P, strict=True)
     for group_index, (group, advantages_G, transform) in enumerate(members_P):
         for seat, (traj, advantage) in enumerate(zip(group.trajectories_G, advantages_G, strict=True)):
@@ -228,5 +220,5 @@ def assemble_training_data(
             if not isinstance(advantage, (int, float)):
                 new_D = without_silent(new_D)
             data_D.extend(new_D)
-            sources_D.extend([DatumSource(group_index=group_index, seat=seat)] * len(new_D))
+            sources_D.extend([(group_index, seat)] * len(new_D))
     return data_D, sources_D

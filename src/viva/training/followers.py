@@ -119,9 +119,7 @@ class Current(Follower):
 
 
 class Every(Follower):
-    """The policy as it was after the last multiple of so many steps.
-
-    Its weights are saved in the run when it is refreshed; checkpoints name those that they need.
+    """The policy as it was after the last multiple of so many steps, its one past self.
 
     ``every`` is 2 or more, `Current` refreshes at each step; the policy that samples may be ``max_staleness`` updates
     behind. Weights are saved under the name with a number.
@@ -137,36 +135,25 @@ class Every(Follower):
         name: str = "judge",
     ) -> None:
         self.policy = policy
-        self.name = name
-        self._weights = saved
-        self._every = every
+        self._past = PastSelves(name, name, saved, every=every, most=1)
         self._max_staleness = max_staleness
         self._judges: dict[int, SamplingClient] = {}
-        """By the number of steps after which they were saved."""
+        """By the number of steps that were reached."""
 
     async def reach(self, step: int) -> None:
         """Save the policy where it is the one that judges from now on."""
-        saved = self._saved(step)
-        if saved in self._judges:
-            return
-        self._judges[saved] = await self._weights.open(self._place(saved), self.name, is_new=saved == step)
-        oldest = self._saved(max(step - self._max_staleness, 0))
+        oldest = step - self._max_staleness
         self._judges = {version: judge for version, judge in self._judges.items() if version >= oldest}
+        (self._judges[step],) = await self._past.reach(step)
 
     def follow(self, sampler: SamplingClient, version: int) -> None:
         """Judge with what was saved last before the policy that samples, or as it."""
         del sampler
-        self.policy.sampling_client = self._judges[self._saved(version)]
+        self.policy.sampling_client = self._judges[version]
 
     def beside(self, next_step: int) -> dict[str, str]:
         """The weights that judge now, unless the next step begins with new ones."""
-        return self._weights.paths([self._place(self._saved(next_step))]) if next_step % self._every else {}
-
-    def _saved(self, step: int) -> int:
-        return step // self._every * self._every
-
-    def _place(self, step: int) -> str:
-        return f"{self.name}-{step:06d}"
+        return self._past.beside(next_step)
 
 
 class Averaged(Follower):
@@ -253,11 +240,13 @@ class FixedMember(FrozenMember):
 class PastSelves(FrozenMember):
     """A trained member as it was after the last multiples of so many steps, the run's beginning included.
 
-    It is saved every so many steps, and of the saved ones the newest are met, ``most`` of them.
+    It is saved every so many steps under the name with a number, and of the saved ones the newest are met, ``most`` of
+    them; ``whose`` they are is for messages.
     """
 
-    def __init__(self, name: str, saved: SavedWeights, *, every: int, most: int) -> None:
+    def __init__(self, name: str, whose: str, saved: SavedWeights, *, every: int, most: int) -> None:
         self._name = name
+        self._whose = whose
         self._weights = saved
         self._every = every
         self._most = most
@@ -272,7 +261,7 @@ class PastSelves(FrozenMember):
                 continue
             kept = [self._saved_name(older) for older in met if older < step]
             self._clients[saved] = await self._weights.open(
-                self._saved_name(saved), f"member {self._name}", is_new=saved == step, kept=kept
+                self._saved_name(saved), self._whose, is_new=saved == step, kept=kept
             )
         self._clients = {saved: self._clients[saved] for saved in met}
         return list(self._clients.values())
@@ -288,7 +277,7 @@ class PastSelves(FrozenMember):
         return [number * self._every for number in range(max(0, newest - self._most + 1), newest + 1)]
 
     def _saved_name(self, saved: int) -> str:
-        return f"past-{self._name}-{saved:06d}"
+        return f"{self._name}-{saved:06d}"
 
 
 def check_judge(outcome: GroupOutcome, step: int) -> None:

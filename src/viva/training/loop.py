@@ -8,6 +8,7 @@ Legend: ``_P`` groups of a batch, ``_G`` members of a group (seats), ``_D`` datu
 
 import asyncio
 import gc
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -148,10 +149,14 @@ _Rows: TypeAlias = dict[str, list[dict[str, object]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _PlayedStep:
-    """The outcomes of a step's rollouts, and the stream that trains on them already."""
+    """The rollouts of a step."""
 
     outcomes_P: Sequence[GroupOutcome]
     stream: GroupStream | None
+    """Trains on them already."""
+    staleness: int
+    """Updates made after the policy that sampled."""
+    seconds: float
 
 
 async def train(run: Training) -> bool:
@@ -243,22 +248,19 @@ async def _step(
     clock.lap("snapshot")
     metrics: dict[str, float] = dict(run.first_metrics) if step == 0 else {}
     if config.eval_every and step % config.eval_every == 0:
-        console.phase("evaluating")
-        async with _journaled(run, sampler, console, step, is_last=False):
-            metrics |= await _evaluate(run, sampler, step, console)
+        metrics |= await _evaluate(run, sampler, step, console)
         clock.lap("evaluation")
     ahead.offer(step, sampler)
     played = await ahead.take(step)
-    outcomes_P = played.result.outcomes_P
-    metrics |= rollout_metrics(outcomes_P)
+    metrics |= rollout_metrics(played.outcomes_P)
     if run.members is not None:
-        metrics |= member_metrics(outcomes_P)
+        metrics |= member_metrics(played.outcomes_P)
     metrics |= {"rollout/staleness": played.staleness}
     metrics |= _told_by_followers(run, step)
     clock.lap("rollouts")
     console.phase("updating")
     with run.interrupts.protected():
-        updated, rows = await _update(run, step, played.result, console)
+        updated, rows = await _update(run, step, played, console)
         for follower in run.followers:
             await follower.trained()
         metrics |= updated
@@ -274,10 +276,7 @@ async def _step(
 async def _imitation_step(run: Training, dataset: ExampleDataset, step: int, console: RunConsole) -> None:
     clock, metrics = Clock(), dict(run.first_metrics) if step == 0 else {}
     if run.config.eval_every and step % run.config.eval_every == 0:
-        console.phase("evaluating")
-        sampler = await _snapshot(run, step)
-        async with _journaled(run, sampler, console, step):
-            metrics |= await _evaluate(run, sampler, step, console)
+        metrics |= await _evaluate(run, await _snapshot(run, step), step, console)
         clock.lap("evaluation")
     console.phase("updating")
     with run.interrupts.protected():
@@ -296,18 +295,18 @@ async def _update(
     config, outcomes_P = run.config, played.outcomes_P
     keeps_tokens = bool(config.tokens_every) and step % config.tokens_every == 0
     chosen = chosen_groups(outcomes_P, seed=config.sampling.seed, step=step) if keeps_tokens else []
-    batch = plain_batch(outcomes_P)
+    temperature = config.sampling.temperature
     if run.members is None:
         batch = await make_batch(
             run.client,
             outcomes_P,
             config.experts,
-            temperature=config.sampling.temperature,
+            temperature=temperature,
             trained_at=config.update.temperature,
         )
-    for text in batch.warnings:
-        console.warn_once(text.partition(":")[0], f"step {step + 1}: {text} (said once; see the metrics)")
-    if run.members is None:
+        for text in batch.warnings:
+            topic = text.partition(":")[0]
+            console.warn_once(topic, f"step {step + 1}: {text} (said once; see the metrics)")
         result = await update_policy(
             run.client,
             batch.data_D,
@@ -317,12 +316,8 @@ async def _update(
             sent=None if played.stream is None else played.stream.sent,
         )
     else:
-        result = await update_members(
-            run.members,
-            batch,
-            config.update,
-            temperature=config.sampling.temperature,
-        )
+        batch = plain_batch(outcomes_P)
+        result = await update_members(run.members, batch, config.update, temperature=temperature)
     keeps_samples = bool(config.samples_every) and step % config.samples_every == 0
     tokens = token_rows(outcomes_P, chosen, batch, result.logprobs_D, run.token_texts)
     return batch.metrics | result.metrics, {
@@ -348,14 +343,14 @@ def _journaled(
     step: int,
     *,
     is_last: bool = True,
-    name: str = "{:06d}",
+    suffix: str = "",
 ) -> AbstractAsyncContextManager[None]:
     """A part of a step whose answers the journal keeps, see `viva.run.journal`."""
     mode: JournalMode = "turns"
     if answers_together(sampler):
         mode = "off" if run.config.max_staleness or run.config.stream_updates else "steps"
     return run.folder.journal.part(
-        name.format(step),
+        f"{step:06d}{suffix}",
         mode,
         is_last=is_last,
         report=lambda text: console.message(f"step {step + 1}: {text}"),
@@ -373,14 +368,18 @@ def _follow(run: Training, sampler: SamplingClient, version: int) -> None:
 
 
 async def _evaluate(
-    run: Training, sampler: SamplingClient, step: int, console: RunConsole
+    run: Training, sampler: SamplingClient, step: int, console: RunConsole, *, at_end: bool = False
 ) -> dict[str, float]:
-    _follow(run, sampler, step)
+    console.phase("evaluating")
     metrics: dict[str, float] = {}
-    for evaluator in run.evaluators:
-        measure = evaluator.reporting(console.evaluating) if isinstance(evaluator, Reporting) else evaluator
-        metrics |= await measure(sampler, step)
-    console.evaluated()
+    is_last = at_end or isinstance(run.dataset, ExampleDataset)  # else the step's rollouts follow
+    suffix = "-end" if at_end else ""
+    async with _journaled(run, sampler, console, step, is_last=is_last, suffix=suffix):
+        _follow(run, sampler, step)
+        for each in run.evaluators:
+            evaluator = each.reporting(console.evaluating) if isinstance(each, Reporting) else each
+            metrics |= await evaluator(sampler, step)
+        console.evaluated()
     return metrics
 
 
@@ -402,6 +401,7 @@ async def _rollouts(
         on_reply=progress.on_reply,
     )
     stream = GroupStream(run.client, config.update) if config.stream_updates else None
+    started = time.monotonic()
 
     def on_group(index: int, outcome: GroupOutcome) -> None:
         check_judge(outcome, step)
@@ -414,7 +414,8 @@ async def _rollouts(
             builders_P, policy, max_retries=config.sampling.max_retries, on_group=on_group
         )
         _report_void(run, step, outcomes_P, console)
-    return _PlayedStep(outcomes_P=outcomes_P, stream=stream)
+    seconds = time.monotonic() - started
+    return _PlayedStep(outcomes_P=outcomes_P, stream=stream, staleness=step - version, seconds=seconds)
 
 
 def _report_void(run: Training, step: int, outcomes_P: Sequence[GroupOutcome], console: RunConsole) -> None:
@@ -445,26 +446,23 @@ def _log(run: Training, step: int, metrics: Mapping[str, float], rows: _Rows | N
         sink(step, metrics)
 
 
-async def _save(run: Training, next_step: int, *, best: bool = False) -> None:
-    with run.interrupts.protected():
-        await _save_checkpoint(run, next_step, run.folder.log.sizes(), best=best)
-        run.folder.journal.drop_before(next_step)
-
-
-async def _save_checkpoint(
-    run: Training, next_step: int, log_sizes: Mapping[str, int], *, best: bool = False, final: bool = False
+async def _save(
+    run: Training, next_step: int, *, best: bool = False, final_sizes: Mapping[str, int] | None = None
 ) -> None:
+    """Save a checkpoint; the final one knows how long the log's files were before the last evaluation."""
     members = [] if run.members is None else [run.members]
-    needed = (each.beside(next_step) for each in (*run.followers, *members))
-    await run.folder.checkpoints.save(
-        run.client,
-        next_step=next_step,
-        log_sizes=log_sizes,
-        best=best,
-        final=final,
-        beside={name: path for paths in needed for name, path in paths.items()},
-        members={} if run.members is None else run.members.others,
-    )
+    with run.interrupts.protected():
+        needed = (each.beside(next_step) for each in (*run.followers, *members))
+        await run.folder.checkpoints.save(
+            run.client,
+            next_step=next_step,
+            log_sizes=run.folder.log.sizes() if final_sizes is None else final_sizes,
+            best=best,
+            final=final_sizes is not None,
+            beside={name: path for paths in needed for name, path in paths.items()},
+            members={} if run.members is None else run.members.others,
+        )
+        run.folder.journal.drop_before(next_step if final_sizes is None else None)
 
 
 def crossed(run: Training) -> str | None:
@@ -483,15 +481,12 @@ async def _finish(run: Training, next_step: int, console: RunConsole) -> None:
         return
     sizes = run.folder.log.sizes()
     if run.config.eval_every and run.evaluators:
-        console.phase("evaluating")
         clock = Clock()
         sampler = await _snapshot(run, next_step)
-        async with _journaled(run, sampler, console, next_step, name="{:06d}-end"):
-            metrics = await _evaluate(run, sampler, next_step, console) | _told_by_followers(run, next_step)
+        metrics = await _evaluate(run, sampler, next_step, console, at_end=True)
+        metrics |= _told_by_followers(run, next_step)
         clock.lap("evaluation")
         _log(run, next_step, metrics | clock.all(0, 0))
         console.measured(metrics)
     console.ended()
-    with run.interrupts.protected():
-        await _save_checkpoint(run, next_step, sizes, final=True)
-        run.folder.journal.drop_before(None)
+    await _save(run, next_step, final_sizes=sizes)

@@ -9,7 +9,6 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import get_args
 
 import numpy as np
 import tinker
@@ -119,17 +118,16 @@ def token_metrics(outcomes_P: Sequence[GroupOutcome]) -> dict[str, float]:
 
     The update's own passes are not among them: ``optim/tokens`` and ``experts/scored_tokens``.
     """
-    usages = {
-        role: sum((outcome.usage.get(role, Usage()) for outcome in outcomes_P), Usage())
-        for role in get_args(Role)
-    }
-    names = {"policy": "rollout", "judge": "judge", "scorer": "scorer"}
+    names: dict[Role, str] = {"policy": "rollout", "judge": "judge", "scorer": "scorer"}
     metrics: dict[str, float] = {}
-    for role, usage in usages.items():
+    total = 0
+    for role, name in names.items():
+        usage = sum((outcome.usage.get(role, Usage()) for outcome in outcomes_P), Usage())
+        total += usage.total
         if role == "policy" or usage.total:
-            metrics[f"{names[role]}/sampled_tokens"] = usage.sampled_tokens
-            metrics[f"{names[role]}/prompt_tokens"] = usage.prompt_tokens
-    return metrics | {"rollout/total_tokens": sum(usage.total for usage in usages.values())}
+            metrics[f"{name}/sampled_tokens"] = usage.sampled_tokens
+            metrics[f"{name}/prompt_tokens"] = usage.prompt_tokens
+    return metrics | {"rollout/total_tokens": total}
 
 
 def _conversations(outcomes_P: Sequence[GroupOutcome]) -> list[ConversationRecord]:

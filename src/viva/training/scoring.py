@@ -7,8 +7,8 @@ Legend: ``_N`` samples, ``_T`` trained tokens of a sample, ``_D`` datums of a re
 """
 
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -18,25 +18,11 @@ from tinker_cookbook.rl.types import Trajectory, Transition
 
 from viva.experts.estimation import Estimator, Need
 from viva.experts.estimators import Distill
-from viva.experts.samples import FloatArray
+from viva.experts.samples import FloatArray, Sample
 from viva.sdk import TrainingClient
 from viva.training.data_processing import model_input, trained_values, trajectory_to_data
 from viva.training.samples import TrainedSample, context_key
 from viva.training.update import trainer_logprobs
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scores:
-    """Logprobs under the policy before the update."""
-
-    old_N: Mapping[int, FloatArray]
-    """Logprobs by sample, behind the training context; only of samples that were scored."""
-    contexts_N: Mapping[int, Mapping[str, FloatArray]] = field(
-        default_factory=dict[int, Mapping[str, FloatArray]]
-    )
-    """Logprobs by sample and by name of another context of its prompt, behind that context."""
-    num_tokens: int = 0
-    """Scored, contexts included."""
 
 
 def name_contexts(samples_N: Sequence[TrainedSample]) -> list[str]:
@@ -60,22 +46,25 @@ def name_contexts(samples_N: Sequence[TrainedSample]) -> list[str]:
 
 async def score(
     client: TrainingClient,
-    samples_N: Sequence[TrainedSample],
+    trained_N: Sequence[TrainedSample],
+    samples_N: Sequence[Sample],
     estimator: Estimator,
     *,
-    on_policy_N: Sequence[bool],
     temperature: float,
-) -> Scores:
+) -> tuple[list[Sample], int]:
     """Score what the estimator needs, and what is trained behind another context, for its log-ratio.
 
     Samples that are on policy need no score behind their training context: they were drawn there.
 
     Args:
         client: The policy.
-        samples_N: All of a batch.
+        trained_N: All of a batch, as they are trained.
+        samples_N: The same as the estimator sees them, without scores.
         estimator: Says what it needs.
-        on_policy_N: Whether each sample was drawn from what is trained.
         temperature: Of the policy that is trained.
+
+    Returns:
+        The samples with their scores, and how many tokens were scored, contexts included.
 
     Raises:
         ValueError: If an estimator compares contexts and a sample has several turns, or samples of one prompt are
@@ -83,21 +72,22 @@ async def score(
     """
     own_D: dict[int, tuple[tinker.Datum, ...]] = {}
     if Need.OLD_LOGPROBS in estimator.needs or estimator.anchors_at_sampling:
-        swapped = (index for index, on_policy in enumerate(on_policy_N) if not on_policy)
-        own_D = {index: samples_N[index].data_D for index in swapped}
+        swapped = (index for index, sample in enumerate(samples_N) if not sample.on_policy)
+        own_D = {index: trained_N[index].data_D for index in swapped}
     other_D: dict[tuple[int, str], tuple[tinker.Datum, ...]] = {}
     if Need.CONTEXT_LOGPROBS in estimator.needs:
-        other_D = _other_contexts(samples_N, estimator, on_policy_N)
+        other_D = _other_contexts(trained_N, samples_N, estimator)
     requests = [*own_D.values(), *other_D.values()]
     scored = await _forward(client, requests, temperature)
-    contexts: dict[int, dict[str, FloatArray]] = {}
+    old_N = dict(zip(own_D, scored, strict=False))
+    contexts_N: dict[int, dict[str, FloatArray]] = {}
     for (index, name), logprobs_T in zip(other_D, scored[len(own_D) :], strict=True):
-        contexts.setdefault(index, {})[name] = logprobs_T
-    return Scores(
-        old_N=dict(zip(own_D, scored, strict=False)),
-        contexts_N=contexts,
-        num_tokens=sum(datum.model_input.length for data_D in requests for datum in data_D),
-    )
+        contexts_N.setdefault(index, {})[name] = logprobs_T
+    scored_N = [
+        replace(sample, old_logprobs_T=old_N.get(index), context_logprobs=contexts_N.get(index, {}))
+        for index, sample in enumerate(samples_N)
+    ]
+    return scored_N, sum(datum.model_input.length for data_D in requests for datum in data_D)
 
 
 def spread(kinds: Sequence[Hashable], count: int) -> list[int]:
@@ -123,36 +113,33 @@ def sampled_data(sample: TrainedSample, trajectory: Trajectory) -> list[tinker.D
 
 
 def _other_contexts(
-    samples_N: Sequence[TrainedSample], estimator: Estimator, on_policy_N: Sequence[bool]
+    trained_N: Sequence[TrainedSample], samples_N: Sequence[Sample], estimator: Estimator
 ) -> dict[tuple[int, str], tuple[tinker.Datum, ...]]:
     """Every sample behind every other context of its prompt that is not the training context itself."""
-    names_N = name_contexts(samples_N)
-    known: dict[Hashable, dict[str, int]] = {}
+    known: dict[Hashable, dict[str, TrainedSample]] = {}
     trained_in: dict[Hashable, Hashable] = {}
-    for index, sample in enumerate(samples_N):
-        if len(sample.turns_K) != 1:
+    for trained, sample in zip(trained_N, samples_N, strict=True):
+        if len(trained.turns_K) != 1:
             raise ValueError(
                 f"{estimator.name} compares contexts of one completion; a sample of strategy {sample.strategy!r} is "
-                f"trained in {len(sample.turns_K)} turns. Give all turns but one weight 0, or use another estimator."
+                f"trained in {len(trained.turns_K)} turns. Give all turns but one weight 0, or use another estimator."
             )
-        key = context_key(sample.turns_K[0].trained_in)
+        key = context_key(trained.turns_K[0].trained_in)
         if trained_in.setdefault(sample.prompt, key) != key:
             raise ValueError(
                 f"{estimator.name} needs one training context for all samples of a prompt; strategy "
                 f"{sample.strategy!r} has another one than those before it. Train feedback behind the problem alone, "
                 "or use another estimator."
             )
-        if not on_policy_N[index]:
-            known.setdefault(sample.prompt, {}).setdefault(names_N[index], index)
+        if not sample.on_policy:
+            known.setdefault(sample.prompt, {}).setdefault(sample.context_name, trained)
     wanted: dict[tuple[int, str], tuple[tinker.Datum, ...]] = {}
-    for index, sample in enumerate(samples_N):
+    for index, (trained, sample) in enumerate(zip(trained_N, samples_N, strict=True)):
         for name, source in known.get(sample.prompt, {}).items():
             # distillation looks at its own samples behind the teacher's context only
-            is_wanted = not isinstance(estimator, Distill) or (
-                on_policy_N[index] and name == estimator.teacher
-            )
-            if name != names_N[index] and is_wanted:
-                wanted[index, name] = _behind(samples_N[source], sample)
+            is_wanted = not isinstance(estimator, Distill) or (sample.on_policy and name == estimator.teacher)
+            if name != sample.context_name and is_wanted:
+                wanted[index, name] = _behind(source, trained)
     return wanted
 
 

@@ -8,8 +8,8 @@ session, too, within `FAREWELL_S`. A server that does not hear of it ends the se
 The learning rate where the user gives none: models that tinker-cookbook knows get its ``hyperparam_utils.get_lr`` (only
 where that needs no network). For a model in a local folder, the same shape of rule is applied to its ``config.json``:
 ``5e-4 * (2000 / hidden_size) ** e`` for LoRA, a tenth of it for full fine-tuning, with ``e`` = 0.781 for the Llama
-family and 0.0775 for all others, capped at `LARGEST_RATE`: a power law fitted to billions of parameters overshoots
-for a model of a few million.
+family and 0.0775 for all others. Models narrower than that get `NARROW_RATE`: a power law fitted to billions of
+parameters overshoots for a few million.
 """
 
 import asyncio
@@ -222,8 +222,6 @@ def make_service(
     """
     check_installed()
     if config.engine == "remote":
-        import tinker
-
         keep_keys_at_home()
         if config.base_url is None:
             if key := os.environ.get(KEY_VARIABLE):  # else the SDK says that there is none
