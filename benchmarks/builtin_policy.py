@@ -31,7 +31,7 @@ async def measure(num_problems: int) -> dict[str, float]:
     from viva.training.data import PromptItem
     from viva.training.metrics import rollout_metrics
     from viva.training.rollouts import run_groups
-    from viva.training.sampling import Policy, Sampling
+    from viva.training.sampling import Sampling, SeatSampler
 
     held_out = problems("test", num_problems, seed=0)
     sampler = LocalServiceClient().create_sampling_client(base_model=str(model_path()))
@@ -67,7 +67,9 @@ async def measure(num_problems: int) -> dict[str, float]:
         )
         for problem in held_out[: num_problems // 10]
     ]
-    outcomes = await run_groups(builders, Policy(sampler=sampler, sampling=Sampling(seed=0, max_tokens=72)))
+    outcomes = await run_groups(
+        builders, SeatSampler(sampler=sampler, sampling=Sampling(seed=0, max_tokens=72))
+    )
     reviews = [
         MultiAgentConversationEnvGroupBuilder(
             question=problem.question,
@@ -82,7 +84,7 @@ async def measure(num_problems: int) -> dict[str, float]:
         for problem in held_out[: num_problems // 5]
     ]
     reviewed = rollout_metrics(
-        await run_groups(reviews, Policy(sampler=sampler, sampling=Sampling(seed=0, max_tokens=80)))
+        await run_groups(reviews, SeatSampler(sampler=sampler, sampling=Sampling(seed=0, max_tokens=80)))
     )
     return {
         "direct accuracy": direct["test/direct_accuracy"],

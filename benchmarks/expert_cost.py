@@ -100,7 +100,7 @@ async def measure(training, strategies: set[str], vocab_size: int) -> Measured:
     from viva.sdk import settled
     from viva.training.batch import make_batch
     from viva.training.rollouts import run_groups
-    from viva.training.sampling import Policy, Sampling
+    from viva.training.sampling import Sampling, SeatSampler
     from viva.training.update import update_policy
 
     config, found = training.config, Measured()
@@ -110,7 +110,7 @@ async def measure(training, strategies: set[str], vocab_size: int) -> Measured:
         follower.follow(sampler, 0)
     batch = list(enumerate(training.dataset.get_batch(0)))
     chosen = [(place, each) for place, each in batch if strategy_of(each).strategy_id in strategies]
-    policy = Policy(sampler=sampler, sampling=Sampling(seed=config.seed, max_tokens=config.max_tokens))
+    policy = SeatSampler(sampler=sampler, sampling=Sampling(seed=config.seed, max_tokens=config.max_tokens))
     started = time.perf_counter()
     placed = Placed(policy, [place for place, _ in chosen])
     outcomes = await run_groups([builder for _, builder in chosen], placed)

@@ -137,7 +137,7 @@ def conversations(
     from viva.rewards import find_reward
     from viva.selfplay.group import MultiAgentConversationEnvGroupBuilder
     from viva.training.rollouts import run_groups
-    from viva.training.sampling import Policy, Sampling
+    from viva.training.sampling import Sampling, SeatSampler
 
     sampler = LocalServiceClient().create_sampling_client(base_model=model)
     renderer = load_renderer(sampler.get_tokenizer(), model_name=model)
@@ -161,7 +161,7 @@ def conversations(
     ]
     told("before", time.perf_counter(), time.process_time())
     wall, processor = time.perf_counter(), time.process_time()
-    policy = Policy(sampler=sampler, sampling=Sampling(seed=0, max_tokens=tokens, temperature=0.8))
+    policy = SeatSampler(sampler=sampler, sampling=Sampling(seed=0, max_tokens=tokens, temperature=0.8))
     outcomes = asyncio.run(run_groups(builders, policy, max_retries=0))
     told(f"{sum(each.group is not None for each in outcomes)} conversations", wall, processor)
 

@@ -28,7 +28,7 @@ from viva.selfplay.critique import critique_protocol
 from viva.selfplay.group import MultiAgentConversationEnvGroupBuilder
 from viva.selfplay.round_robin import round_robin_protocol
 from viva.training.rollouts import run_groups
-from viva.training.sampling import Policy, Sampling
+from viva.training.sampling import Sampling, SeatSampler
 
 NUM_AGENTS = 3
 _WORDS: Mapping[str, str] = yaml.safe_load(
@@ -100,7 +100,9 @@ async def rates(name: str, *, count: int, seed: int, max_tokens: int) -> list[tu
         )
         for index, (question, answer) in enumerate(problems[:count])
     ]
-    policy = Policy(sampler=sampler, sampling=Sampling(seed=seed, max_tokens=max_tokens, temperature=0.8))
+    policy = SeatSampler(
+        sampler=sampler, sampling=Sampling(seed=seed, max_tokens=max_tokens, temperature=0.8)
+    )
     outcomes = await run_groups(builders, policy)
     statuses: dict[str, Counter[str]] = {}
     ended: Counter[str] = Counter()

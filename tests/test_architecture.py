@@ -249,6 +249,16 @@ def export_violations(src: Path) -> list[str]:
     return rows
 
 
+def name_violations(src: Path) -> list[str]:
+    """Two classes of one name; each recipe calls its options `Config`."""
+    places: dict[str, list[str]] = {}
+    for module in modules(src).values():
+        for node in module.tree.body:
+            if isinstance(node, ast.ClassDef) and node.name != "Config":
+                places.setdefault(node.name, []).append(module.relative)
+    return [f"{name} in {', '.join(found)}" for name, found in places.items() if len(found) > 1]
+
+
 def call_violations(src: Path) -> list[str]:
     """``print`` anywhere, and excepts outside the named boundaries that swallow every exception."""
     rows: list[str] = []
@@ -267,10 +277,8 @@ def call_violations(src: Path) -> list[str]:
 
 _IMPORT_PROBE = """
 import importlib, json, logging, os, pkgutil, sys, threading
-
 package_dir = os.path.abspath(os.path.join(sys.argv[1], "viva")) + os.sep
 rows = []
-
 def blame(what):
     # the innermost module body that is being executed is the one that asked for it
     frame = sys._getframe(2)
@@ -278,27 +286,22 @@ def blame(what):
         frame = frame.f_back
     if frame is not None and os.path.abspath(frame.f_code.co_filename).startswith(package_dir):
         rows.append(f"{frame.f_globals['__name__']}:{frame.f_lineno} on import: {what}")
-
 watched = ("os.putenv", "os.unsetenv", "socket.", "subprocess.Popen", "os.mkdir", "os.remove")
-
 def hook(event, args):
     if event.startswith(watched):
         blame(event)
     elif event == "open" and isinstance(args[1], str) and set(args[1]) & set("wax+"):
         blame(f"open {args[0]} for writing")
-
 def watch(owner, name, what):
     original = getattr(owner, name)
     def watched_call(*args):
         blame(what)
         return original(*args)
     setattr(owner, name, watched_call)
-
 watch(logging.Logger, "addHandler", "a logging handler")
 watch(threading.Thread, "start", "a thread")
 sys.dont_write_bytecode = True
 sys.addaudithook(hook)
-
 import viva
 names = ["viva"] + [found.name for found in pkgutil.walk_packages(viva.__path__, "viva.")]
 for name in names:
@@ -331,6 +334,7 @@ GUARDS: dict[str, Callable[[Path], list[str]]] = {
     "cycles": cycle_violations,
     "sizes": size_violations,
     "exports": export_violations,
+    "names": name_violations,
     "calls": call_violations,
     "imports": import_violations,
 }
@@ -449,13 +453,10 @@ SABOTAGE: list[tuple[str, dict[str, str], str]] = [
     ("exports", {"training/a.py": "__all__ = ['b', 'A']\nA = b = 1\n"}, "not sorted"),
     ("exports", {"training/a.py": "__all__ = []\nclass Open: ...\n"}, "Open is public"),
     ("exports", {"training/a.py": "__all__: list[str] = []\nasync def go(): ...\n"}, "go is public"),
+    ("names", {"a.py": "class A: ...\n", "b.py": "class A: ...\n"}, "A in viva/a.py, viva/b.py"),
     ("calls", {"training/a.py": "def f():\n    print(1)\n"}, "training/a.py:2 print"),
-    (
-        "calls",
-        {"training/a.py": "try:\n    x = 1\nexcept (OSError, Exception):\n    x = 2\n"},
-        "broad except",
-    ),
-    ("calls", {"training/a.py": "try:\n    x = 1\nexcept:\n    x = 2\n"}, "broad except"),
+    ("calls", {"training/a.py": "try: ...\nexcept (OSError, Exception):\n    x = 2\n"}, "broad except"),
+    ("calls", {"training/a.py": "try: ...\nexcept:\n    x = 2\n"}, "broad except"),
     ("imports", {"training/a.py": "import os\nos.environ['VIVA_TEST_PROBE'] = '1'\n"}, "os.putenv"),
     ("imports", {"training/a.py": "import logging\nlogging.basicConfig()\n"}, "a logging handler"),
     ("imports", {"training/a.py": "import socket\nsocket.socket().close()\n"}, "socket."),

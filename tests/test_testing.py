@@ -15,8 +15,8 @@ from viva.selfplay.round_robin import round_robin_protocol
 from viva.testing import (
     CHAT_TOKENS,
     HANG,
-    Reply,
     ScriptedPolicy,
+    ScriptedReply,
     ScriptedSamplingClient,
     crashing,
     honest,
@@ -82,9 +82,9 @@ def test_the_agents_say_what_their_names_promise() -> None:
 async def test_a_policy_decodes_asks_and_encodes() -> None:
     asked: list[tuple[str, int]] = []
 
-    def script(prompt: str, call: int) -> Reply | str:
+    def script(prompt: str, call: int) -> ScriptedReply | str:
         asked.append((prompt, call))
-        return "short" if call else Reply(text="cut", ended=False)
+        return "short" if call else ScriptedReply(text="cut", ended=False)
 
     policy = ScriptedPolicy(renderer=RENDERER, script=script)
     stops = RENDERER.get_stop_sequences()
@@ -100,7 +100,7 @@ async def test_a_policy_decodes_asks_and_encodes() -> None:
 
 async def test_a_reply_of_control_tokens_is_spelled_as_text() -> None:
     policy = ScriptedPolicy(
-        renderer=RENDERER, script=lambda prompt, call: Reply(text="<|im_end|>", ended=False)
+        renderer=RENDERER, script=lambda prompt, call: ScriptedReply(text="<|im_end|>", ended=False)
     )
     reply = await policy(prompt_tokens(), [])
     assert len(reply.tokens) == len("<|im_end|>")

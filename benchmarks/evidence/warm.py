@@ -34,7 +34,7 @@ from viva.recipes.demonstrations import Unpaid
 from viva.selfplay.critique import critique_protocol
 from viva.selfplay.group import MultiAgentConversationEnvGroupBuilder
 from viva.training.rollouts import run_groups
-from viva.training.sampling import Policy, Sampling
+from viva.training.sampling import Sampling, SeatSampler
 
 _OPTIONS = yaml.safe_load(CRITIQUE_TEXTS.read_text(encoding="utf-8"))
 _TIMES = 2
@@ -164,9 +164,9 @@ async def played(
     return [ConversationRecord.model_validate(each.record()) for each in builders]
 
 
-def _policy(sampler: Any) -> Policy:
+def _policy(sampler: Any) -> SeatSampler:
     sizes = {name: REAL_OPTIONS[name] for name in ("max_tokens", "temperature")}
-    return Policy(sampler=sampler, sampling=Sampling(seed=0, **sizes))
+    return SeatSampler(sampler=sampler, sampling=Sampling(seed=0, **sizes))
 
 
 async def examples(model: str, problems: Sequence[Question]) -> list[list[dict[str, str]]]:

@@ -74,7 +74,7 @@ def make(settings: Mapping[str, Any]) -> Callable[[int], dict[str, float]]:
     from viva.selfplay.round_robin import round_robin_protocol
     from viva.training.batch import plain_batch
     from viva.training.rollouts import run_groups
-    from viva.training.sampling import Policy, Sampling
+    from viva.training.sampling import Sampling, SeatSampler
     from viva.training.update import UpdateConfig, update_policy
 
     tokenizer = AutoTokenizer.from_pretrained(settings["model"])
@@ -110,7 +110,7 @@ def make(settings: Mapping[str, Any]) -> Callable[[int], dict[str, float]]:
         reference.sampling_client = sampler
         sampling = Sampling(seed=number, max_tokens=settings["max_tokens"])
         outcomes = await run_groups(
-            builders, Policy(sampler=Endless(sampler), sampling=sampling), max_retries=0
+            builders, SeatSampler(sampler=Endless(sampler), sampling=sampling), max_retries=0
         )
         rolled = time.perf_counter()
         assert all(outcome.group for outcome in outcomes), [outcome.void_reason for outcome in outcomes]

@@ -72,7 +72,7 @@ def make(settings: Mapping[str, Any]) -> Callable[[int], dict[str, float]]:
     from viva.selfplay.round_robin import round_robin_protocol
     from viva.threads import frozen_gc
     from viva.training.rollouts import run_groups
-    from viva.training.sampling import Policy, Sampling
+    from viva.training.sampling import Sampling, SeatSampler
 
     tokenizer = AutoTokenizer.from_pretrained(settings["model"])
     renderer = load_renderer(tokenizer, model_name=settings["model"])
@@ -99,7 +99,7 @@ def make(settings: Mapping[str, Any]) -> Callable[[int], dict[str, float]]:
         ]
         started = time.process_time()
         outcomes = await run_groups(
-            builders, Policy(sampler=sampler, sampling=Sampling(seed=number, max_tokens=512))
+            builders, SeatSampler(sampler=sampler, sampling=Sampling(seed=number, max_tokens=512))
         )
         seconds = time.process_time() - started
         assert all(outcome.group for outcome in outcomes), outcomes[0].void_reason

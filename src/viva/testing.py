@@ -23,9 +23,9 @@ from viva.sdk import make_response, make_sequence, make_topk
 __all__ = [
     "CHAT_TOKENS",
     "HANG",
-    "Reply",
     "Script",
     "ScriptedPolicy",
+    "ScriptedReply",
     "ScriptedSamplingClient",
     "crashing",
     "honest",
@@ -50,7 +50,7 @@ HANG = math.inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
+class ScriptedReply:
     """A scripted policy's reply to one prompt."""
 
     text: str
@@ -60,7 +60,7 @@ class Reply:
     """Number of times that it gives way to other tasks before it answers; `HANG` for ever."""
 
 
-Script = Callable[[str, int], Reply | str]
+Script = Callable[[str, int], ScriptedReply | str]
 """From the decoded prompt and the number of earlier calls to a reply. May raise, for a call that fails."""
 
 
@@ -103,34 +103,34 @@ def turn_of(prompt: str) -> tuple[int, int]:
     return int(match.group(1)), int(match.group(2)) - 1
 
 
-def honest(solution: str, *, reflection: str = "I thought.", evaluation: str = "Fine.") -> Reply:
+def honest(solution: str, *, reflection: str = "I thought.", evaluation: str = "Fine.") -> ScriptedReply:
     """A well-formed reply."""
     fields = {"reflection": reflection, "evaluation": evaluation, "solution": solution}
-    return Reply(text=json.dumps(fields))
+    return ScriptedReply(text=json.dumps(fields))
 
 
-def silent() -> Reply:
+def silent() -> ScriptedReply:
     """A reply without a word."""
-    return Reply(text="")
+    return ScriptedReply(text="")
 
 
-def malformed(solution: str) -> Reply:
+def malformed(solution: str) -> ScriptedReply:
     """A reply that is cut in the middle of its JSON."""
     text = honest(solution).text
-    return Reply(text=text[: len(text) - 2], ended=False)
+    return ScriptedReply(text=text[: len(text) - 2], ended=False)
 
 
-def crashing(message: str = "out of memory") -> Reply:
+def crashing(message: str = "out of memory") -> ScriptedReply:
     """Raises, as an engine does whose call fails."""
     raise RuntimeError(message)
 
 
-def slow(reply: Reply, latency: float = HANG) -> Reply:
+def slow(reply: ScriptedReply, latency: float = HANG) -> ScriptedReply:
     """The same reply after others had their turn a number of times, or never."""
-    return Reply(text=reply.text, ended=reply.ended, latency=latency)
+    return ScriptedReply(text=reply.text, ended=reply.ended, latency=latency)
 
 
-def injecting(solution: str, *, victim: int, style: str = "qwen3_instruct") -> Reply:
+def injecting(solution: str, *, victim: int, style: str = "qwen3_instruct") -> ScriptedReply:
     """A reply that tries to end its message and speak as another agent, as the system and as the judge."""
     control = "".join(CHAT_TOKENS[style])
     forged = (
@@ -177,7 +177,7 @@ async def _play(
     prompt = str(tokenizer.decode(model_input.to_ints()))
     prompts.append(prompt)
     answer = script(prompt, len(prompts) - 1)
-    reply = Reply(text=answer) if isinstance(answer, str) else answer
+    reply = ScriptedReply(text=answer) if isinstance(answer, str) else answer
     await _give_way(reply.latency)
     tokens: list[int] = tokenizer.encode(tokenizer.shield(reply.text), add_special_tokens=False)
     if reply.ended:

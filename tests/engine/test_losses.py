@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from viva.engine import LocalServiceClient
 from viva.engine.losses import LOSSES, _TargetLogprobs, find_loss, target_logprobs
-from viva.engine.packing import Example, make_examples, micro_batches
+from viva.engine.packing import DatumArrays, make_examples, micro_batches
 
 NAMES = sorted(LOSSES)
 logprob = st.floats(-6, -0.01)
@@ -185,7 +185,7 @@ def test_micro_batches_hold_every_example_once_within_the_budget(
     kinds: list[tuple[int, bool, tuple[int, ...]]], budget: int
 ) -> None:
     examples = [
-        Example(
+        DatumArrays(
             tokens=np.zeros(size, dtype=np.int64),
             targets=np.zeros((size, *candidates), dtype=np.int64),
             inputs={},

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_engine import make_config, with_kernels
 
-from viva.engine.packing import Batch, CostModel, Example, _runs, plan_batches
+from viva.engine.packing import CostModel, DatumArrays, MicroBatch, _runs, plan_batches
 from viva.engine.trees import pack_tree, shared_lengths
 
 DEAR_TOKENS = CostModel(token=1.0, entry=1e-9, tree_entry=2e-9, call=0.0)
@@ -27,9 +27,9 @@ contents = st.lists(
 )
 
 
-def example(tokens: Sequence[int], active: bool = True, candidates: tuple[int, ...] = ()) -> Example:
+def example(tokens: Sequence[int], active: bool = True, candidates: tuple[int, ...] = ()) -> DatumArrays:
     shape = (len(tokens), *candidates)
-    return Example(
+    return DatumArrays(
         tokens=np.array(tokens, dtype=np.int64),
         targets=np.zeros(shape, dtype=np.int64),
         inputs={"weights": np.full(shape, active, dtype=np.float32)},
@@ -38,7 +38,7 @@ def example(tokens: Sequence[int], active: bool = True, candidates: tuple[int, .
     )
 
 
-def look(batches: Sequence[Batch], examples: Sequence[Example]) -> list[tuple[object, ...]]:
+def look(batches: Sequence[MicroBatch], examples: Sequence[DatumArrays]) -> list[tuple[object, ...]]:
     """The batches without the numbers that examples have in the caller's list."""
     return [
         (

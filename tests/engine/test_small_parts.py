@@ -17,14 +17,14 @@ from tiny_engine import make_tokenizer
 import viva.engine
 from viva import threads, tiny
 from viva.engine.model import read_base_model
-from viva.engine.requests import BLOCK, StopRule, block_digests
+from viva.engine.requests import BLOCK, StopSequences, block_digests
 from viva.engine.sequences import PrefixCache
 
 TOKENIZER = make_tokenizer()
 
 
-def rule(*strings: str) -> StopRule:
-    return StopRule(ids=frozenset(), strings=strings, tokenizer=TOKENIZER, text_of={})
+def rule(*strings: str) -> StopSequences:
+    return StopSequences(ids=frozenset(), strings=strings, tokenizer=TOKENIZER, text_of={})
 
 
 @given(
@@ -52,7 +52,7 @@ def test_looking_for_stop_strings_decodes_only_where_one_can_end() -> None:
             return TOKENIZER.decode(tokens, **settings)
 
     counting = Counting()
-    stop = StopRule(ids=frozenset(), strings=("}",), tokenizer=counting, text_of={})
+    stop = StopSequences(ids=frozenset(), strings=("}",), tokenizer=counting, text_of={})
     tokens = TOKENIZER.encode("a long text without the end " * 20, add_special_tokens=False)
     for length in range(1, len(tokens) + 1):
         assert not stop.ends(tokens[:length])

@@ -15,7 +15,7 @@ from viva.eval.records import (
     Asked,
     Evaluation,
     Figure,
-    Played,
+    PlayedProblem,
     read_evaluation,
     write_evaluation,
 )
@@ -36,7 +36,7 @@ def agent(first, final, score):
 
 
 def talk(*agents, num_tokens=100, direct=(), void=None):
-    return Played(
+    return PlayedProblem(
         question="q",
         answer="72",
         agents=agents,

@@ -6,14 +6,14 @@ import re
 import pytest
 from conversation_groups import round_robin_group
 
-from viva.eval.conversations import Conversations, play_all
+from viva.eval.conversations import ConversationKind, play_all
 from viva.eval.direct import DirectEvaluator, DirectSampler, ask_all, match_tokens
 from viva.eval.records import WRONG
 from viva.judging.answers import CHECKS, AnswerCheck
 from viva.judging.comparison import VERDICT_PREFIX
 from viva.judging.judge import PolicyRef, PolicySelfComparisonJudge
 from viva.testing import (
-    Reply,
+    ScriptedReply,
     ScriptedSamplingClient,
     crashing,
     honest,
@@ -44,7 +44,7 @@ def client(turns=None, direct=RIGHT):
                 reply()
                 if callable(reply)
                 else reply
-                if isinstance(reply, Reply)
+                if isinstance(reply, ScriptedReply)
                 else honest(reply.format(right))
             )
         return "A" if prompt.endswith(VERDICT_PREFIX) else direct.format(right)
@@ -75,7 +75,7 @@ def conversations(sampler, *, max_rounds=2, on_failure="void", **options):
             on_failure=on_failure,
         )
 
-    return Conversations(factory=factory, **options)
+    return ConversationKind(factory=factory, **options)
 
 
 def direct(**options):
@@ -104,7 +104,11 @@ async def test_first_and_final_answers_scores_and_tokens_are_those_of_the_conver
 
 
 @pytest.mark.parametrize(
-    "reply", [Reply(text=honest("The answer is 1.").text, ended=False), Reply(text="The answer is 1.")]
+    "reply",
+    [
+        ScriptedReply(text=honest("The answer is 1.").text, ended=False),
+        ScriptedReply(text="The answer is 1."),
+    ],
 )
 async def test_a_final_answer_that_is_cut_off_or_not_in_the_asked_form_is_wrong(reply):
     sampler = client(STORY | {(1, 1): reply})

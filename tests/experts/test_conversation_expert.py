@@ -10,7 +10,7 @@ from viva.conversation.rendering import build_prompt, direct_messages
 from viva.experts.conversation_expert import ConversationExpertGroupBuilder, ends_behind, solution_tokens
 from viva.judging.comparison import VERDICT_PREFIX
 from viva.judging.judge import PolicyRef, PolicySelfComparisonJudge
-from viva.testing import Reply, ScriptedSamplingClient, crashing, honest, tiny_renderer, turn_of
+from viva.testing import ScriptedReply, ScriptedSamplingClient, crashing, honest, tiny_renderer, turn_of
 from viva.training.metrics import rollout_metrics
 
 RENDERER = tiny_renderer(added=(" The", '."}', "Hi The"))
@@ -104,7 +104,7 @@ async def test_the_end_is_trained_where_nothing_but_the_closing_stood_before_it(
 
 async def test_a_reply_that_was_cut_has_no_end_to_train():
     def cut(prompt, call):
-        return Reply(text='{"solution": "4"}', ended=False)
+        return ScriptedReply(text='{"solution": "4"}', ended=False)
 
     _, samples, _ = await play(expert(round_robin()), cut, RENDERER)
     assert {trained_text(sample, RENDERER)[0][1] for sample in samples} == {"4"}

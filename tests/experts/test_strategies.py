@@ -34,7 +34,7 @@ from viva.experts.strategy import (
     strategy_of,
 )
 from viva.judging.judge import PolicyRef
-from viva.testing import Reply, ScriptedPolicy, ScriptedSamplingClient, tiny_renderer
+from viva.testing import ScriptedPolicy, ScriptedReply, ScriptedSamplingClient, tiny_renderer
 from viva.training.rollouts import run_group
 
 BARE = text_of(build_prompt(RENDERER, direct_messages(QUESTION)).to_ints())
@@ -158,7 +158,7 @@ async def test_a_format_that_rewrites_earlier_replies_only_splits_the_datum():
 
 async def test_a_truncated_first_attempt_counts_as_wrong():
     def cut(prompt, call):
-        return Reply(text="4", ended=False) if call == 0 else "4"
+        return ScriptedReply(text="4", ended=False) if call == 0 else "4"
 
     builder = FeedbackGroupBuilder(env_thunk=Sum, num_envs=1)
     _, _, prompts = await play(builder, cut)
@@ -194,7 +194,7 @@ def test_feedback_has_no_context_for_what_it_did_not_show():
 
 @pytest.mark.parametrize(("keep", "kept"), [("best", [0, 1, 0, 0]), ("all", [0, 1, 1, 0])])
 async def test_best_of_k_imitates_finished_successes_only(keep, kept):
-    replies = ["3", "4", "14", Reply(text="4", ended=False)]
+    replies = ["3", "4", "14", ScriptedReply(text="4", ended=False)]
     builder = BestOfGroupBuilder(inner=problems(4), keep=keep)
     _, samples, _ = await play(builder, answers(*replies))
     assert [sample.advantages_T.tolist()[0] for sample in samples] == kept

@@ -19,7 +19,7 @@ from viva.judging.comparison import VERDICT_PREFIX
 from viva.judging.judge import PolicyRef, PolicySelfComparisonJudge
 from viva.rewards.review import PRESETS
 from viva.selfplay.group import MultiAgentConversationEnvGroupBuilder
-from viva.testing import Reply, ScriptedPolicy, ScriptedSamplingClient, crashing, slow, tiny_renderer
+from viva.testing import ScriptedPolicy, ScriptedReply, ScriptedSamplingClient, crashing, slow, tiny_renderer
 from viva.training.rollouts import GroupOutcome, run_group
 
 RENDERER = tiny_renderer()
@@ -46,7 +46,7 @@ class Place:
         return [letter for letter in self.letters if letter != self.own]
 
 
-Behaviour = Callable[[Place], Reply | str]
+Behaviour = Callable[[Place], ScriptedReply | str]
 
 
 def place_of(prompt: str, segments_before: list[str]) -> Place:
@@ -112,7 +112,7 @@ def honest(qualities: Mapping[int, int], *, gain: int = 0) -> Behaviour:
 def but(base: Behaviour, **replies: Behaviour | str) -> Behaviour:
     """The same, but for what is said in the named segments."""
 
-    def reply(place: Place) -> Reply | str:
+    def reply(place: Place) -> ScriptedReply | str:
         other = replies.get(place.segment, base)
         return other if isinstance(other, str) else other(place)
 
@@ -145,7 +145,7 @@ class Population:
     def seat(self, *, group: int, attempt: int, seat: int) -> TokenCompleter:
         del group, seat
 
-        def script(prompt: str, call: int) -> Reply | str:
+        def script(prompt: str, call: int) -> ScriptedReply | str:
             del call
             self.num_calls += 1
             agent_id = place_of(prompt, []).agent_id
@@ -153,7 +153,7 @@ class Population:
             place = place_of(prompt, before)
             before.append(place.segment)
             answer = self.agents[agent_id](place)
-            answer = Reply(text=answer) if isinstance(answer, str) else answer
+            answer = ScriptedReply(text=answer) if isinstance(answer, str) else answer
             return answer if self.latencies is None else slow(answer, self.latencies.randrange(5))
 
         return ScriptedPolicy(renderer=RENDERER, script=script)

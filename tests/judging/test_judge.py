@@ -24,7 +24,7 @@ from viva.judging.judge import JudgeError, JudgeOptions, PolicyRef, PolicySelfCo
 from viva.testing import (
     CHAT_TOKENS,
     HANG,
-    Reply,
+    ScriptedReply,
     ScriptedSamplingClient,
     crashing,
     injecting,
@@ -354,7 +354,7 @@ async def test_all_comparisons_of_all_conversations_are_in_flight_together(
 @given(latencies=st.lists(st.integers(0, 9), min_size=6, max_size=6))
 def test_comparisons_come_in_the_order_of_the_pairs_whatever_ends_first(latencies: list[int]) -> None:
     client = client_of(
-        script=lambda prompt, call: slow(Reply(text="x"), latencies[call]), next_token=prefers_later
+        script=lambda prompt, call: slow(ScriptedReply(text="x"), latencies[call]), next_token=prefers_later
     )
     comparisons = asyncio.run(judge_of(client).tournament("q", SOLUTIONS, BOTH, seed=0))
     assert [(c.first, c.second) for c in comparisons] == list(itertools.permutations(range(3), 2))
@@ -389,8 +389,8 @@ async def test_every_comparison_draws_with_its_own_seed() -> None:
 
 
 async def test_one_failed_comparison_fails_the_tournament_and_leaves_no_call_behind() -> None:
-    def script(prompt: str, call: int) -> Reply:
-        return crashing("no memory") if call == 2 else slow(Reply(text="A"), HANG)
+    def script(prompt: str, call: int) -> ScriptedReply:
+        return crashing("no memory") if call == 2 else slow(ScriptedReply(text="A"), HANG)
 
     client = client_of(script=script)
     before = asyncio.all_tasks()
@@ -401,7 +401,7 @@ async def test_one_failed_comparison_fails_the_tournament_and_leaves_no_call_beh
 
 
 async def test_cancelling_a_tournament_cancels_its_calls() -> None:
-    client = client_of(script=lambda prompt, call: slow(Reply(text="A"), HANG))
+    client = client_of(script=lambda prompt, call: slow(ScriptedReply(text="A"), HANG))
     running = asyncio.ensure_future(judge_of(client, mode="verdict").tournament("q", SOLUTIONS, BOTH, seed=0))
     for _ in range(20):
         await asyncio.sleep(0)

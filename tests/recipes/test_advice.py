@@ -7,7 +7,7 @@ import pytest
 from random_models import make_model
 
 from viva.judging.comparison import Comparison, NoValidComparisonsError, Outcome, win_minus_loss
-from viva.recipes.loop import StepTime
+from viva.recipes.loop import StepTimeNotice
 from viva.recipes.programs import train_recipe
 
 main = partial(train_recipe, "conversation_preference_rl")
@@ -53,7 +53,7 @@ def test_a_run_with_random_weights_and_default_judge_says_why_nothing_is_learned
 
 @pytest.mark.parametrize(("seconds", "told"), [(7200, "take 6.0 hours"), (40, "take 2.0 minutes")])
 def test_the_first_measured_step_says_how_long_the_others_take(seconds, told, capsys):
-    note = StepTime(num_steps=5)
+    note = StepTimeNotice(num_steps=5)
     note(0, {"test/direct_accuracy": 1.0, "time/step": 3.0})
     assert capsys.readouterr().out == ""
     for step in (1, 2):
@@ -65,5 +65,5 @@ def test_the_first_measured_step_says_how_long_the_others_take(seconds, told, ca
 
 
 def test_a_run_of_seconds_says_nothing_of_its_length(capsys):
-    StepTime(num_steps=5)(0, {"time/rollouts": 1.0, "time/step": 10.0})
+    StepTimeNotice(num_steps=5)(0, {"time/rollouts": 1.0, "time/step": 10.0})
     assert capsys.readouterr().out == ""

@@ -27,7 +27,7 @@ def test_every_option_is_documented_once_with_its_default() -> None:
 def test_every_figure_is_documented() -> None:
     answer = dataclasses.replace(records.WRONG, right=True)
     agents = (records.AgentAnswers(first=answer, final=answer, score=0.5),) * 4
-    talk = records.Played(
+    talk = records.PlayedProblem(
         question="q", answer="a", agents=agents, num_tokens=9, num_judge_tokens=1, direct=(answer,)
     )
     asked = records.Asked(question="q", answer="a", answers=(answer,) * 4)
@@ -57,7 +57,16 @@ def test_the_keys_of_the_files_are_those_of_the_records() -> None:
     written = PAGE.partition("## What it writes")[2].partition("## Evaluators")[0]
     named = set(codes(written))
     assert {FORMAT, COMPARISON_FORMAT} <= named
-    for record in ("Answer", "Asked", "AgentAnswers", "Played", "Figure", "Difference", "Evaluation", "Cost"):
+    for record in (
+        "Answer",
+        "Asked",
+        "AgentAnswers",
+        "PlayedProblem",
+        "Figure",
+        "Difference",
+        "Evaluation",
+        "TokenCost",
+    ):
         names = {field.name for field in dataclasses.fields(getattr(records, record))}
         assert names <= named, record
 

@@ -11,7 +11,7 @@ from viva.experts.assisted import FeedbackGroupBuilder, PromptAugmentedEnv, Prom
 from viva.experts.strategy import iid
 from viva.training.batch import ExpertConfig, make_batch
 from viva.training.rollouts import run_groups
-from viva.training.sampling import Policy, Sampling
+from viva.training.sampling import Sampling, SeatSampler
 
 QUESTION = "A question that is somewhat longer than the answers to it. " * 4
 
@@ -76,7 +76,9 @@ async def test_the_scoring_pass_shares_prefixes_as_training_does(tmp_path, monke
         FeedbackGroupBuilder(env_thunk=problem, num_envs=4, train_behind="problem"),
     ]
     sampler = await client.save_weights_and_get_sampling_client()
-    outcomes = await run_groups(builders, Policy(sampler=sampler, sampling=Sampling(seed=1, max_tokens=6)))
+    outcomes = await run_groups(
+        builders, SeatSampler(sampler=sampler, sampling=Sampling(seed=1, max_tokens=6))
+    )
     recording = Recording(client)
     counted.clear()
     config = ExpertConfig(estimator=estimator, min_effective_share=0.0, num_checked=0)

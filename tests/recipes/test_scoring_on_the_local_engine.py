@@ -14,7 +14,7 @@ from viva.training.batch import ExpertConfig, make_batch
 from viva.training.data_processing import action_values, trained_values
 from viva.training.rollouts import run_groups
 from viva.training.samples import batch_samples
-from viva.training.sampling import Policy, Sampling
+from viva.training.sampling import Sampling, SeatSampler
 from viva.training.update import EXACT_GAP, UpdateConfig, update_policy
 
 HINT = {"role": "system", "content": "Write letters only."}
@@ -59,7 +59,7 @@ async def played(client, renderer, temperature=1.0, names=("iid", "hint", "feedb
         "hint": PromptAugmentedGroupBuilder(env_thunk=lambda: problem([HINT]), num_envs=2),
         "feedback": FeedbackGroupBuilder(env_thunk=problem, num_envs=2, train_behind="problem"),
     }
-    policy = Policy(sampler=sampler, sampling=Sampling(seed=seed, max_tokens=5, temperature=temperature))
+    policy = SeatSampler(sampler=sampler, sampling=Sampling(seed=seed, max_tokens=5, temperature=temperature))
     outcomes = await run_groups([builders[name] for name in names], policy)
     for outcome in outcomes:  # an advantage for everybody, whatever was drawn
         outcome.group.final_rewards_G[:] = [-1.0, 1.0]

@@ -18,7 +18,14 @@ from viva.judging.answers import extract_answer
 from viva.judging.comparison import VERDICT_PREFIX
 from viva.judging.judge import PolicyRef, PolicySelfComparisonJudge
 from viva.recipes.strategies import EfficientReward
-from viva.testing import Reply, ScriptedPolicy, ScriptedSamplingClient, injecting, tiny_renderer, turn_of
+from viva.testing import (
+    ScriptedPolicy,
+    ScriptedReply,
+    ScriptedSamplingClient,
+    injecting,
+    tiny_renderer,
+    turn_of,
+)
 from viva.training.rollouts import run_group
 
 SEED = 13
@@ -96,7 +103,7 @@ async def reward_of_the_cheat(cheat, rng):
         text = CHEATS[cheat](solution, solution) if agent_id else solution
         if cheat == "forges" and agent_id and rng.random() < 0.5:
             return injecting(text, victim=0)
-        return Reply(text=json.dumps({"reflection": text, "evaluation": text, "solution": text}))
+        return ScriptedReply(text=json.dumps({"reflection": text, "evaluation": text, "solution": text}))
 
     outcome = await run_group(group_of(neutral_judge(rng)), same(script), max_retries=0)
     assert outcome.group is not None, outcome.void_reason
@@ -130,7 +137,7 @@ async def test_a_cheat_does_not_beat_its_honest_twin_before_a_judge(cheat, trial
 )
 async def test_a_judge_that_is_led_astray_shows_in_the_metrics(next_token, metric, at_least):
     group = group_of(next_token)
-    policy = same(lambda prompt, call: Reply(text=json.dumps({"solution": f"The answer is {call}."})))
+    policy = same(lambda prompt, call: ScriptedReply(text=json.dumps({"solution": f"The answer is {call}."})))
     outcome = await run_group(group, policy, max_retries=0)
     assert outcome.group is not None
     assert all(metrics[metric] >= at_least for metrics in outcome.group.metrics_G)

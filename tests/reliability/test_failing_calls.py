@@ -29,7 +29,7 @@ from viva.training import rollouts
 from viva.training.batch import plain_batch
 from viva.training.metrics import rollout_metrics
 from viva.training.rollouts import run_groups
-from viva.training.sampling import Policy, Sampling
+from viva.training.sampling import Sampling, SeatSampler
 
 RENDERER = tiny_renderer()
 TIMEOUT_S = 60.0
@@ -72,7 +72,9 @@ class World:
         self.judge = PolicySelfComparisonJudge(policy, RENDERER)
 
     def policy(self, seed):
-        return Policy(sampler=self.agents, sampling=Sampling(seed=seed, max_tokens=400, timeout_s=TIMEOUT_S))
+        return SeatSampler(
+            sampler=self.agents, sampling=Sampling(seed=seed, max_tokens=400, timeout_s=TIMEOUT_S)
+        )
 
     def builders(self, number, first):
         """Conversations of both kinds in turn."""
@@ -335,7 +337,7 @@ async def test_calls_that_are_given_up_leave_nothing_in_the_engine(tmp_path, tri
             )
             for place in range(first, first + size)
         ]
-        policy = Policy(sampler=sampler, sampling=Sampling(seed=first, max_tokens=12, timeout_s=20))
+        policy = SeatSampler(sampler=sampler, sampling=Sampling(seed=first, max_tokens=12, timeout_s=20))
         outcomes_P = await run_groups(builders_P, policy, max_retries=2)
         assert all(outcome.group is not None or outcome.void_reason for outcome in outcomes_P)
         while service._core.pump.run_unit():  # what was given up ends in the engine's own time

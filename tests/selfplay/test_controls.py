@@ -31,7 +31,7 @@ from viva.selfplay.controls import as_read, controlled, foreign, shuffled
 from viva.selfplay.critique import critique_protocol
 from viva.selfplay.group import MultiAgentConversationEnvGroupBuilder
 from viva.selfplay.round_robin import round_robin_protocol
-from viva.testing import Reply, crashing
+from viva.testing import ScriptedReply, crashing
 from viva.training.rollouts import GroupOutcome, run_group, run_groups
 
 CONTROLS: tuple[Control, ...] = ("foreign_critiques", "shuffled_critiques", "no_critiques", "no_exchange")
@@ -129,7 +129,7 @@ def naming(
 ) -> Behaviour:
     """Critiques that name the problem; notes what an agent reads about its solution."""
 
-    def revise(place: Place) -> Reply | str:
+    def revise(place: Place) -> ScriptedReply | str:
         seen[problem, place.agent_id] = place.critiques
         return base(place)
 
@@ -226,7 +226,7 @@ async def test_of_several_attempts_the_first_that_has_critiques_is_read() -> Non
         attempt = len(crashed) + 1
         return "\n".join(f"Critique of {letter}: attempt {attempt}" for letter in place.others)
 
-    def revise(place: Place) -> Reply | str:
+    def revise(place: Place) -> ScriptedReply | str:
         if crashed or place.agent_id != 3:
             return IMPROVING(place)
         crashed.append(True)

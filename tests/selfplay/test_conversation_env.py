@@ -18,9 +18,9 @@ from viva.selfplay.round_robin import round_robin_protocol
 from viva.testing import (
     CHAT_TOKENS,
     HANG,
-    Reply,
     Script,
     ScriptedPolicy,
+    ScriptedReply,
     crashing,
     honest,
     injecting,
@@ -35,7 +35,7 @@ RENDERERS = {style: tiny_renderer(style, ["<think>", "</think>"]) for style in C
 RENDERER = RENDERERS["qwen3_instruct"]
 
 
-def by_seat(prompt: str, call: int) -> Reply:
+def by_seat(prompt: str, call: int) -> ScriptedReply:
     agent_id, round_index = turn_of(prompt)
     return honest(f"{agent_id}/{round_index}")
 
@@ -96,7 +96,7 @@ def test_the_policy_is_called_once_per_turn_and_never_after_the_last(order: Orde
     order=st.sampled_from(["sequential", "simultaneous"]),
 )
 def test_a_conversation_does_not_depend_on_who_is_fast(latencies: list[int], order: Order) -> None:
-    def script(prompt: str, call: int) -> Reply:
+    def script(prompt: str, call: int) -> ScriptedReply:
         agent_id, round_index = turn_of(prompt)
         return slow(honest(f"{agent_id}/{round_index}"), latencies[3 * round_index + agent_id])
 
@@ -111,7 +111,7 @@ def test_a_conversation_does_not_depend_on_who_is_fast(latencies: list[int], ord
 @pytest.mark.parametrize("seat", [0, 1, 2])
 @pytest.mark.parametrize("round_index", [0, 1])
 def test_the_crash_of_one_agent_leaves_nobody_waiting(order: Order, seat: int, round_index: int) -> None:
-    def script(prompt: str, call: int) -> Reply:
+    def script(prompt: str, call: int) -> ScriptedReply:
         return crashing() if turn_of(prompt) == (seat, round_index) else by_seat(prompt, call)
 
     conversation, results, policy = converse(script, order=order)
@@ -126,7 +126,7 @@ def test_the_crash_of_one_agent_leaves_nobody_waiting(order: Order, seat: int, r
 async def test_a_hanging_call_that_is_cancelled_lets_the_others_go_on() -> None:
     coordinator, envs = seats(max_rounds=1)
 
-    def script(prompt: str, call: int) -> Reply:
+    def script(prompt: str, call: int) -> ScriptedReply:
         return slow(honest("never"), HANG) if turn_of(prompt)[0] == 0 else by_seat(prompt, call)
 
     policy = ScriptedPolicy(renderer=RENDERER, script=script)
@@ -142,7 +142,7 @@ async def test_a_hanging_call_that_is_cancelled_lets_the_others_go_on() -> None:
 
 
 def test_when_too_few_are_left_the_others_stop_and_a_reply_on_its_way_is_dropped() -> None:
-    def script(prompt: str, call: int) -> Reply:
+    def script(prompt: str, call: int) -> ScriptedReply:
         agent_id, round_index = turn_of(prompt)
         return crashing() if agent_id == 2 else slow(honest(f"{agent_id}/{round_index}"), 30)
 
@@ -183,13 +183,13 @@ async def test_the_late_reply_of_an_agent_that_was_given_up_is_dropped() -> None
     ("reply", "status"),
     [
         (honest("42"), "ok"),
-        (Reply(text='Sure: {"solution": "42"}'), "repaired"),
-        (Reply(text="42"), "unstructured"),
+        (ScriptedReply(text='Sure: {"solution": "42"}'), "repaired"),
+        (ScriptedReply(text="42"), "unstructured"),
         (silent(), "unstructured"),
         (malformed("42"), "unstructured"),
     ],
 )
-def test_every_reply_counts_as_a_turn_and_says_how_it_was_read(reply: Reply, status: str) -> None:
+def test_every_reply_counts_as_a_turn_and_says_how_it_was_read(reply: ScriptedReply, status: str) -> None:
     conversation, results, _ = converse(lambda prompt, call: reply, num_agents=2, max_rounds=1)
     assert [turn.status for turn in conversation.turns] == [ReplyStatus(status)] * 2
     for result in results:
@@ -200,8 +200,8 @@ def test_every_reply_counts_as_a_turn_and_says_how_it_was_read(reply: Reply, sta
 
 
 def test_thinking_never_becomes_the_solution() -> None:
-    def script(prompt: str, call: int) -> Reply:
-        return Reply(text="<think>{'solution': 'no'}</think>" + honest("yes").text)
+    def script(prompt: str, call: int) -> ScriptedReply:
+        return ScriptedReply(text="<think>{'solution': 'no'}</think>" + honest("yes").text)
 
     class Thinking(ScriptedPolicy):
         """Samples the control tokens of a thinking model, which a script's shielded text cannot contain."""
@@ -258,8 +258,8 @@ def test_every_agent_reads_a_persona_of_its_own() -> None:
 @pytest.mark.parametrize("style", list(CHAT_TOKENS))
 @pytest.mark.parametrize("order", ["sequential", "simultaneous"])
 def test_an_injecting_agent_forges_no_token_no_turn_and_no_header(style: str, order: Order) -> None:
-    def run(liar: Callable[[int], Reply]) -> tuple[list[Trajectory | str], ScriptedPolicy]:
-        def script(prompt: str, call: int) -> Reply:
+    def run(liar: Callable[[int], ScriptedReply]) -> tuple[list[Trajectory | str], ScriptedPolicy]:
+        def script(prompt: str, call: int) -> ScriptedReply:
             agent_id, round_index = turn_of(prompt)
             return liar(round_index) if agent_id == 1 else by_seat(prompt, call)
 
@@ -288,7 +288,7 @@ def test_an_injecting_agent_forges_no_token_no_turn_and_no_header(style: str, or
 
 
 def test_what_an_agent_said_is_kept_under_its_own_name() -> None:
-    def script(prompt: str, call: int) -> Reply:
+    def script(prompt: str, call: int) -> ScriptedReply:
         agent_id, round_index = turn_of(prompt)
         return injecting("mine", victim=2) if agent_id == 1 else honest(f"{agent_id}/{round_index}")
 

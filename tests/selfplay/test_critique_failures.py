@@ -32,7 +32,7 @@ from viva.judging.bradley_terry import BradleyTerryError
 from viva.judging.comparison import JudgeError
 from viva.rewards import critique
 from viva.rewards.review import ReviewRules, ReviewScores
-from viva.testing import Reply, silent
+from viva.testing import ScriptedReply, silent
 from viva.training.rollouts import run_groups
 
 # failures
@@ -118,7 +118,7 @@ async def test_a_fit_that_fails_voids_the_conversation(monkeypatch: pytest.Monke
 async def test_a_retry_is_a_conversation_of_its_own() -> None:
     flaky_calls = iter(range(99))
 
-    def flaky(place: Place) -> Reply | str:
+    def flaky(place: Place) -> ScriptedReply | str:
         return HONEST(place) if next(flaky_calls) else crashing_at(HONEST, "proposal")(place)
 
     builder = builder_of()
@@ -134,7 +134,7 @@ class Storm:
     def __init__(self, seed: int) -> None:
         fate = random.Random(seed)
 
-        def stormy(place: Place) -> Reply | str:
+        def stormy(place: Place) -> ScriptedReply | str:
             draw = fates[place.agent_id, place.segment]
             if draw < 0.04:
                 return crashing_at(IMPROVING, place.segment)(place)

@@ -23,25 +23,25 @@ from viva.judging.ballots import Preference
 from viva.judging.ranking import RankingReply
 from viva.selfplay.critique import compared_items, critique_protocol
 from viva.selfplay.group import MultiAgentConversationEnv
-from viva.testing import Reply, Script, ScriptedPolicy, crashing, tiny_renderer
+from viva.testing import Script, ScriptedPolicy, ScriptedReply, crashing, tiny_renderer
 
 RENDERER = tiny_renderer()
 
 
-def honest(prompt: str, call: int) -> Reply:
+def honest(prompt: str, call: int) -> ScriptedReply:
     """Solves, ranks in order of the letters, criticises everybody, revises."""
     closing = prompt[prompt.rindex("\nYou are ") :]
     if "full solution." in closing and "Revise" not in closing:
-        return Reply(text=f"proposal of {closing.split('the ')[1].split(':')[0]}")
+        return ScriptedReply(text=f"proposal of {closing.split('the ')[1].split(':')[0]}")
     letters = [line[9] for line in prompt.splitlines() if line.startswith("Solution ") and line.endswith(":")]
     own = closing.split("Solution ")[1][0] if "is yours" in closing else None
     others = [letter for letter in letters if letter != own]
     if "rank" in closing:
         ranked = letters if "rank all" in closing else others
-        return Reply(text=f"Checked.\nRanking: {' > '.join(ranked)}")
+        return ScriptedReply(text=f"Checked.\nRanking: {' > '.join(ranked)}")
     if "Criticise" in closing:
-        return Reply(text="\n".join(f"Critique of {letter}: text on {letter}" for letter in others))
-    return Reply(text="Revise: " + prompt.split("Your solution:\n> ")[1].split("\n")[0] + ", revised")
+        return ScriptedReply(text="\n".join(f"Critique of {letter}: text on {letter}" for letter in others))
+    return ScriptedReply(text="Revise: " + prompt.split("Your solution:\n> ")[1].split("\n")[0] + ", revised")
 
 
 def play(
@@ -152,15 +152,17 @@ def test_parallel_segments_and_agents_of_one_half_share_their_prefix_token_by_to
 
 
 def test_votes_and_critiques_are_about_agents_whatever_letters_they_had() -> None:
-    def script(prompt: str, call: int) -> Reply:
+    def script(prompt: str, call: int) -> ScriptedReply:
         """Prefers the proposal that is greater, and says so of it."""
         closing = prompt[prompt.rindex("\nYou are ") :]
         blocks = prompt.split("\nSolution ")[1:]
         texts = {block[0]: block.split("> ")[1].split("\n")[0] for block in blocks}
         if "rank" in closing:
-            return Reply(text=f"Ranking: {' > '.join(sorted(texts, key=texts.__getitem__, reverse=True))}")
+            return ScriptedReply(
+                text=f"Ranking: {' > '.join(sorted(texts, key=texts.__getitem__, reverse=True))}"
+            )
         if "Criticise" in closing:
-            return Reply(text="\n".join(f"Critique of {letter}: {texts[letter]}" for letter in texts))
+            return ScriptedReply(text="\n".join(f"Critique of {letter}: {texts[letter]}" for letter in texts))
         return honest(prompt, call)
 
     for seed in range(3):
@@ -198,7 +200,7 @@ def test_an_agent_that_fails_in_any_round_leaves_the_others_by_the_rule(
 ) -> None:
     marks = ("Write your full", "Criticise", "Revise or defend", "Check and rank")
 
-    def script(prompt: str, call: int) -> Reply:
+    def script(prompt: str, call: int) -> ScriptedReply:
         is_last_round = "revised" in prompt.split("Problem:")[1] or round_index < 3
         crashes = marks[round_index] in prompt and "the Pattern-Finder" in prompt and is_last_round
         return crashing() if crashes else honest(prompt, call)

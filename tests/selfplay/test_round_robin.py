@@ -18,9 +18,9 @@ from viva.judging.comparison import VERDICT_PREFIX, NoValidComparisonsError, Tou
 from viva.judging.judge import PolicyRef, PolicySelfComparisonJudge
 from viva.selfplay.group import MultiAgentConversationEnvGroupBuilder
 from viva.testing import (
-    Reply,
     Script,
     ScriptedPolicy,
+    ScriptedReply,
     ScriptedSamplingClient,
     crashing,
     honest,
@@ -48,7 +48,7 @@ def larger_wins(prompt: str) -> Mapping[str, float]:
     return {"A": 1.0} if first > second else {"B": 1.0}
 
 
-def by_seat(prompt: str, call: int) -> Reply:
+def by_seat(prompt: str, call: int) -> ScriptedReply:
     agent_id, round_index = turn_of(prompt)
     return honest(NAMES[agent_id] if round_index else "0")
 
@@ -146,9 +146,9 @@ async def test_identical_solutions_are_a_legal_case_even_before_a_judge_that_pre
 
 
 async def test_replies_that_could_not_be_read_count_and_are_counted() -> None:
-    def script(prompt: str, call: int) -> Reply:
+    def script(prompt: str, call: int) -> ScriptedReply:
         agent_id, round_index = turn_of(prompt)
-        replies = {0: silent(), 1: malformed("x"), 2: Reply(text="99")}
+        replies = {0: silent(), 1: malformed("x"), 2: ScriptedReply(text="99")}
         return honest("0") if round_index == 0 else replies[agent_id]
 
     results = await rewards_of(builder_of(), script)
@@ -168,7 +168,7 @@ async def test_replies_that_could_not_be_read_count_and_are_counted() -> None:
 def test_rewards_follow_the_agent_whoever_is_fast_and_however_seats_are_listed(
     latencies: list[int], seating: list[int], order: str
 ) -> None:
-    def script(prompt: str, call: int) -> Reply:
+    def script(prompt: str, call: int) -> ScriptedReply:
         agent_id, round_index = turn_of(prompt)
         return slow(by_seat(prompt, call), latencies[2 * agent_id + round_index])
 
@@ -192,7 +192,7 @@ def test_rewards_follow_the_agent_whoever_is_fast_and_however_seats_are_listed(
 
 
 def fails_at(*places: tuple[int, int]) -> Script:
-    def script(prompt: str, call: int) -> Reply:
+    def script(prompt: str, call: int) -> ScriptedReply:
         return crashing("no memory") if turn_of(prompt) in places else by_seat(prompt, call)
 
     return script
@@ -341,7 +341,7 @@ class Storm:
         fate = random.Random(f"{group}/{attempt}/{seat}")
         speed = random.Random(f"{self.latency_seed}/{group}/{attempt}/{seat}")
 
-        def script(prompt: str, call: int) -> Reply:
+        def script(prompt: str, call: int) -> ScriptedReply:
             draw = fate.random()
             if draw < 0.05:
                 return crashing(f"{group}/{seat}")

@@ -18,7 +18,7 @@ from viva.recipes.programs import train_recipe
 from viva.rewards import find_reward
 from viva.selfplay.check import check_protocol, find_protocol
 from viva.selfplay.group import MultiAgentConversationEnvGroupBuilder
-from viva.testing import CHAT_TOKENS, Reply, Script, ScriptedPolicy, tiny_renderer
+from viva.testing import CHAT_TOKENS, Script, ScriptedPolicy, ScriptedReply, tiny_renderer
 from viva.tiny.tasks import answer_of, problems
 from viva.training.batch import plain_batch
 from viva.training.metrics import rollout_metrics
@@ -30,7 +30,7 @@ def called(name: str, **arguments: object) -> str:
     return f"Let me see. <tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
-def adds_once(prompt: str, call: int) -> Reply | str:
+def adds_once(prompt: str, call: int) -> ScriptedReply | str:
     return (
         "It is 5."
         if "The tool answered" in prompt.rpartition("Before you reply")[2]

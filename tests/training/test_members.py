@@ -19,7 +19,7 @@ from viva.training.batch import plain_batch
 from viva.training.followers import FixedMember
 from viva.training.members import Members, member_metrics, update_members
 from viva.training.rollouts import run_groups
-from viva.training.sampling import Policy, Sampling, Team
+from viva.training.sampling import Sampling, SeatSampler, Team
 from viva.training.update import UpdateConfig, update_policy
 
 
@@ -80,7 +80,7 @@ async def play(clients, policies, temperature=1.0):
         )
         for number in range(3)
     ]
-    policy = Policy(
+    policy = SeatSampler(
         sampler=Team("red", samplers), sampling=Sampling(seed=5, max_tokens=6, temperature=temperature)
     )
     return await run_groups(builders, policy)

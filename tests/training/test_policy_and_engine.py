@@ -8,7 +8,7 @@ from bandit_engine import BanditSampler, Done
 from tinker_cookbook import hyperparam_utils
 
 from viva.training.data import derive_seed
-from viva.training.sampling import Policy, PromptTooLongError, Sampling, SeededCompleter
+from viva.training.sampling import PromptTooLongError, Sampling, SeatSampler, SeededCompleter
 from viva.training.service import NARROW_RATE, EngineConfig, context_window, default_learning_rate
 
 PROMPT = tinker.ModelInput.from_ints([1, 2, 3])
@@ -35,7 +35,7 @@ async def test_every_call_draws_with_its_own_seed_and_the_same_ones_again():
 
 
 def test_seats_groups_and_attempts_have_streams_of_their_own():
-    policy = Policy(sampler=Recorder(), sampling=Sampling(seed=3, max_tokens=9, temperature=0.5))
+    policy = SeatSampler(sampler=Recorder(), sampling=Sampling(seed=3, max_tokens=9, temperature=0.5))
     places = [(group, attempt, seat) for group in range(3) for attempt in range(2) for seat in range(3)]
     completers = [policy.seat(group=group, attempt=attempt, seat=seat) for group, attempt, seat in places]
     assert len({completer.sampling.seed for completer in completers}) == len(places)

@@ -23,7 +23,7 @@ from viva.rewards import find_reward
 from viva.rewards.review import ReviewRules, review_rules, stored_rules
 from viva.testing import ScriptedSamplingClient, tiny_renderer
 from viva.training.rollouts import run_group
-from viva.training.sampling import Policy, Sampling
+from viva.training.sampling import Sampling, SeatSampler
 from viva.view.files import iter_transcripts
 from viva.view.rescore import RescoreOptions, Rescoring, rescore, rescore_text, within_correlation
 
@@ -72,7 +72,7 @@ def play(question: str, seed: int, preset: str, *, agents_compare: bool) -> dict
         grader=lambda solution, answer: solution.strip() == answer,
         seed=seed,
     )
-    asyncio.run(run_group(builder, Policy(sampler=client, sampling=Sampling(seed=0, max_tokens=400))))
+    asyncio.run(run_group(builder, SeatSampler(sampler=client, sampling=Sampling(seed=0, max_tokens=400))))
     record = builder.record()
     assert record is not None
     return record

@@ -19,7 +19,7 @@ from view_runs import transcript, write_lines
 from viva.judging.records import Transcript
 from viva.view.app import cookie_name, make_app
 from viva.view.files import GrowingFile
-from viva.view.run_index import Reading, RunIndex, read_run
+from viva.view.run_index import IndexReader, RunIndex, read_run
 
 MakeRun = Callable[..., Path]
 
@@ -347,7 +347,7 @@ class EndlessRun:
 def test_a_request_is_answered_while_the_files_are_read() -> None:
     run: Any = EndlessRun()
     lock = threading.Lock()
-    reading = Reading([run], lock)
+    reading = IndexReader([run], lock)
     reading.go_on()
     for _ in range(20):
         assert lock.acquire(timeout=60)

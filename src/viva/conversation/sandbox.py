@@ -66,7 +66,7 @@ def limit(which: int, value: int) -> None:
         resource.setrlimit(which, (value if most == resource.RLIM_INFINITY else min(value, most), most))
 
 
-class Job(NamedTuple):
+class LimitedFunction(NamedTuple):
     """A function with the limits of each call of it."""
 
     function: Callable[..., object]
@@ -75,11 +75,11 @@ class Job(NamedTuple):
     max_chars: int
 
 
-_idle: dict[Job, list["subprocess.Popen[str]"]] = {}
+_idle: dict[LimitedFunction, list["subprocess.Popen[str]"]] = {}
 _lock = threading.Lock()
 
 
-def run(job: Job, arguments: Mapping[str, object]) -> tuple[str, str | None]:
+def run(job: LimitedFunction, arguments: Mapping[str, object]) -> tuple[str, str | None]:
     """Call a function in a child that is idle, or in a new one; may be called by several threads at once.
 
     Returns:
@@ -100,14 +100,14 @@ def run(job: Job, arguments: Mapping[str, object]) -> tuple[str, str | None]:
     return text, failure
 
 
-def warm(job: Job) -> None:
+def warm(job: LimitedFunction) -> None:
     """Start a child for a function; ValueError if it cannot be loaded there."""
     child = _taken(job)
     with _lock:
         _idle.setdefault(job, []).append(child)
 
 
-def _taken(job: Job) -> "subprocess.Popen[str]":
+def _taken(job: LimitedFunction) -> "subprocess.Popen[str]":
     with _lock:
         waiting = _idle.get(job)
         if waiting:
@@ -173,7 +173,7 @@ def _serve() -> None:
     os.dup2(nothing, 2)
     function, *limits = pickle.loads(base64.b64decode(sys.stdin.readline()))
     try:
-        job = Job(pickle.loads(function), *limits)
+        job = LimitedFunction(pickle.loads(function), *limits)
     except Exception as error:  # noqa: BLE001 - whatever the user's modules raise is told
         answers.write(json.dumps(f"{type(error).__name__}: {error}") + "\n")
         answers.close()
@@ -188,7 +188,7 @@ def _serve() -> None:
         said = json.dumps(_called(job, pickle.loads(base64.b64decode(line))))
 
 
-def _called(job: Job, arguments: dict[str, object]) -> tuple[str, str | None]:
+def _called(job: LimitedFunction, arguments: dict[str, object]) -> tuple[str, str | None]:
     """Fork, wait no longer than allowed, and end whatever is left."""
     read, write = os.pipe()
     process = os.fork()
@@ -225,7 +225,7 @@ def _read(source: int, deadline: float, most: int) -> tuple[bytes, bool]:
     return found, False
 
 
-def _work(job: Job, arguments: dict[str, object], write: int) -> NoReturn:
+def _work(job: LimitedFunction, arguments: dict[str, object], write: int) -> NoReturn:
     """Call the function in this process, which ends with it."""
     with contextlib.suppress(OSError):
         os.setpgid(0, 0)

@@ -20,7 +20,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NotRequired, cast, get_type_hints
 
 from viva.conversation.records import CallFailure, ToolCall, encodable
-from viva.conversation.sandbox import Job, run, warm
+from viva.conversation.sandbox import LimitedFunction, run, warm
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -102,8 +102,8 @@ class Tool:
         text, failure = await loop.run_in_executor(_threads, run, self._job(), fitting)
         return encodable(text), cast("CallFailure | None", failure)
 
-    def _job(self) -> Job:
-        return Job(self.function, self.timeout_s, self.memory_mb, self.max_chars)
+    def _job(self) -> LimitedFunction:
+        return LimitedFunction(self.function, self.timeout_s, self.memory_mb, self.max_chars)
 
 
 def _signature(function: Callable[..., object]) -> str:

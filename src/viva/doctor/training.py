@@ -28,7 +28,7 @@ _FORGETTING = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class PushedTarget:
     """A target of the bench's sentence that steps push up or down."""
 
     bench: Bench
@@ -57,16 +57,16 @@ class Target:
         return change
 
 
-async def aim(bench: Bench, place: int | None = None) -> Target:
+async def aim(bench: Bench, place: int | None = None) -> PushedTarget:
     """A target of a calibrated bench: by default one neither certain nor hopeless, so that it can move both ways."""
     if math.isnan(bench.noise):
         await _calibrate(bench)
     return await _target(bench, place)
 
 
-async def _target(bench: Bench, place: int | None = None) -> Target:
+async def _target(bench: Bench, place: int | None = None) -> PushedTarget:
     (p_T,) = await bench.score(bench.tokens)
-    return Target(bench, p_T, int(np.abs(p_T + 1.5).argmin()) if place is None else place)
+    return PushedTarget(bench, p_T, int(np.abs(p_T + 1.5).argmin()) if place is None else place)
 
 
 async def _calibrate(bench: Bench) -> None:

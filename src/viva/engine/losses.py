@@ -34,7 +34,7 @@ from viva.engine.model import head_logits, output_layer
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from viva.engine.packing import Batch, Example
+    from viva.engine.packing import DatumArrays, MicroBatch
 
 TEMPERATURE = "temperature"
 """Key of every loss's config, beyond the API: ``p`` is the logprob at this temperature."""
@@ -258,7 +258,7 @@ class Targets:
         return target_logprobs(module, hidden, index[0], temperature)[index[1], index[2]]
 
 
-def gather_targets(batch: "Batch", examples: Sequence["Example"], vocab_size: int) -> Targets:
+def gather_targets(batch: "MicroBatch", examples: Sequence["DatumArrays"], vocab_size: int) -> Targets:
     """The targets of a batch; `vocab_size` is above every token id."""
     rows = [examples[index] for index in batch.indices]
     places = [

@@ -28,7 +28,7 @@ _MASK = "mask"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Example:
+class DatumArrays:
     """One datum."""
 
     tokens: np.ndarray
@@ -45,7 +45,7 @@ class Example:
 
 def make_examples(
     data: Sequence[tinker.Datum], loss: Loss, name: str, vocab_size: int, context_length: int
-) -> list[Example]:
+) -> list[DatumArrays]:
     """Check the data of one ``forward_backward``; a `ValueError` says which datum is wrong, and in what."""
     if not data:
         raise ValueError("No data were given; forward and forward_backward need at least one datum.")
@@ -57,7 +57,7 @@ def make_examples(
 
 def _make_example(
     index: int, datum: tinker.Datum, loss: Loss, name: str, vocab_size: int, context_length: int
-) -> Example:
+) -> DatumArrays:
     tokens = np.asarray(datum.model_input.to_ints(), dtype=np.int64)
     given = datum.loss_fn_inputs
     allowed = {"target_tokens", *loss.inputs, _MASK}
@@ -94,16 +94,16 @@ def _make_example(
         inputs[key] = value
     wanted = inputs.pop(_MASK) != 0
     active = loss.active(inputs) & wanted
-    return Example(tokens=tokens, targets=targets, inputs=inputs, active=active, wanted=wanted)
+    return DatumArrays(tokens=tokens, targets=targets, inputs=inputs, active=active, wanted=wanted)
 
 
-def micro_batches(examples: Sequence[Example], max_tokens: int) -> list[list[int]]:
+def micro_batches(examples: Sequence[DatumArrays], max_tokens: int) -> list[list[int]]:
     """Indices of examples computed together: of similar length, within a budget of padded tokens.
 
     Examples without any gradient are apart. The longest come first, so that what does not fit in memory fails at once.
     """
 
-    def idle(example: Example) -> bool:
+    def idle(example: DatumArrays) -> bool:
         return not example.active.any()
 
     order = sorted(
@@ -172,7 +172,7 @@ class CostModel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Batch:
+class MicroBatch:
     """Examples computed together."""
 
     indices: tuple[int, ...]
@@ -186,13 +186,13 @@ class Batch:
 
 
 def plan_batches(
-    examples: Sequence[Example],
+    examples: Sequence[DatumArrays],
     costs: CostModel,
     max_tokens: int,
     *,
     trees: bool,
     enough_tokens: int | None = None,
-) -> list[Batch]:
+) -> list[MicroBatch]:
     """Batches within a budget of tokens, padding included, that hold every example once.
 
     Examples without any gradient are apart. The others' neighbours in ascending order become trees, if the model takes
@@ -204,7 +204,7 @@ def plan_batches(
     """
     enough = max_tokens if enough_tokens is None else max(1, min(enough_tokens, max_tokens))
     order = sorted(range(len(examples)), key=lambda index: _content(examples[index]))
-    batches: list[Batch] = []
+    batches: list[MicroBatch] = []
     alone = [] if trees else order
     for run in _runs(examples, order, max_tokens) if trees else []:
         for part in _parts(examples, run, enough):
@@ -222,7 +222,7 @@ def plan_batches(
     )
 
 
-def _content(example: Example) -> tuple[object, ...]:
+def _content(example: DatumArrays) -> tuple[object, ...]:
     """Sorts examples without a gradient last, then by tokens in ascending order, then by all else."""
     # big-endian bytes of non-negative integers are in the order of the integers
     rest = [example.targets, example.wanted, *(example.inputs[key] for key in sorted(example.inputs))]
@@ -234,7 +234,7 @@ def _content(example: Example) -> tuple[object, ...]:
     )
 
 
-def _runs(examples: Sequence[Example], order: Sequence[int], max_tokens: int) -> list[list[int]]:
+def _runs(examples: Sequence[DatumArrays], order: Sequence[int], max_tokens: int) -> list[list[int]]:
     """Cut the sorted examples so that each part, as a tree, fits the budget and is of one kind.
 
     Of all such cuts one that computes the fewest tokens in all, and of these one into the fewest parts: a cut within
@@ -276,7 +276,7 @@ _REPEATED = 1 / 16
 """Share of a part that may be computed again."""
 
 
-def _parts(examples: Sequence[Example], run: Sequence[int], enough_tokens: int) -> list[list[int]]:
+def _parts(examples: Sequence[DatumArrays], run: Sequence[int], enough_tokens: int) -> list[list[int]]:
     """Divide a run between examples that share little, such as those of two prompts, so that each part is enough."""
     shared = shared_lengths([examples[index].tokens for index in run])
     firsts = [place for place, known in enumerate(shared) if not place or known <= _REPEATED * enough_tokens]
@@ -293,8 +293,8 @@ def _parts(examples: Sequence[Example], run: Sequence[int], enough_tokens: int) 
 
 
 def _tree_batch(
-    examples: Sequence[Example], run: Sequence[int], costs: CostModel, max_tokens: int
-) -> Batch | None:
+    examples: Sequence[DatumArrays], run: Sequence[int], costs: CostModel, max_tokens: int
+) -> MicroBatch | None:
     """The run as one tree, or ``None`` if padded rows are cheaper."""
     rows = [examples[index] for index in run]
     if len(rows) == 1:
@@ -306,13 +306,13 @@ def _tree_batch(
     )
     if costs.tree(tree) >= apart:
         return None
-    return Batch(indices=tuple(run), tokens=tree.tokens[None], places=tree.paths, tree=tree)
+    return MicroBatch(indices=tuple(run), tokens=tree.tokens[None], places=tree.paths, tree=tree)
 
 
-def _row_batch(examples: Sequence[Example], indices: Sequence[int]) -> Batch:
+def _row_batch(examples: Sequence[DatumArrays], indices: Sequence[int]) -> MicroBatch:
     rows = [examples[index].tokens for index in indices]
     tokens = np.zeros((len(rows), max(map(len, rows))), dtype=np.int64)
     for line, row in zip(tokens, rows, strict=True):
         line[: len(row)] = row
     places = tuple(number * tokens.shape[1] + np.arange(len(row)) for number, row in enumerate(rows))
-    return Batch(indices=tuple(indices), tokens=tokens, places=places, tree=None)
+    return MicroBatch(indices=tuple(indices), tokens=tokens, places=places, tree=None)

@@ -37,7 +37,7 @@ from viva.engine.lora import (
 )
 from viva.engine.losses import Loss, Targets, gather_targets
 from viva.engine.model import BaseModel, attention_by, decoder_layers, structure_copy
-from viva.engine.packing import Batch, CostModel, Example, plan_batches
+from viva.engine.packing import CostModel, DatumArrays, MicroBatch, plan_batches
 from viva.engine.scheduler import EngineLimits
 from viva.engine.trees import TREE_ATTENTION, TreeStep
 from viva.model_files import spell_rotary_twice
@@ -132,7 +132,7 @@ class Policy:
         self._has_warned = False
 
     def run(
-        self, examples: Sequence[Example], loss: Loss, config: Mapping[str, float], *, backward: bool
+        self, examples: Sequence[DatumArrays], loss: Loss, config: Mapping[str, float], *, backward: bool
     ) -> Generator[None, None, LossResult]:
         """Losses of examples and, with ``backward``, the gradient of their sum, added to what is accumulated.
 
@@ -310,7 +310,7 @@ class Policy:
         self._clear_gradients()
 
     def _run_batch(
-        self, batch: Batch, targets: Targets, loss: Loss, config: Mapping[str, float], *, backward: bool
+        self, batch: MicroBatch, targets: Targets, loss: Loss, config: Mapping[str, float], *, backward: bool
     ) -> tuple[np.ndarray, np.ndarray]:
         if not len(targets.read):
             return np.empty(0, np.float32), np.empty(0, np.float32)
@@ -341,7 +341,7 @@ class Policy:
             )
         return True
 
-    def _hidden(self, batch: Batch, read: np.ndarray) -> torch.Tensor:
+    def _hidden(self, batch: MicroBatch, read: np.ndarray) -> torch.Tensor:
         """Hidden states after the final norm at ascending places of the flattened batch, ``[R, H]``."""
         device = self.base.module.device
         places = torch.from_numpy(read).to(device)

@@ -30,7 +30,7 @@ _MARGIN = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StopRule:
+class StopSequences:
     """Tokens or strings that end a sample."""
 
     ids: frozenset[int]
@@ -87,7 +87,7 @@ Listener = Callable[[Drawn], None]
 
 def make_stop_rule(
     stop: str | Sequence[str] | Sequence[int] | None, base: BaseModel, also: Sequence[int] = ()
-) -> StopRule:
+) -> StopSequences:
     """Read the ``stop`` field of ``SamplingParams``; the ids `also` given end a sample beside it.
 
     Raises:
@@ -105,7 +105,7 @@ def make_stop_rule(
         raise ValueError(
             f"stop={stop!r} has token ids outside 0 to {base.vocab_size - 1}, the ids of {base.name!r}."
         )
-    return StopRule(
+    return StopSequences(
         ids=frozenset(ids), strings=tuple(strings), tokenizer=base.tokenizer, text_of=base.token_texts
     )
 
@@ -240,7 +240,7 @@ class SampleRequest:
     max_tokens: int
     """0 where only the prompt is scored."""
     rule: SamplingRule
-    stop: StopRule
+    stop: StopSequences
     seed: int
     topk_samples: int
     scoring: PromptScoring | None

@@ -16,7 +16,7 @@ from viva.engine.adam import check_adam
 from viva.engine.checkpoint import check_base_of, read_state, write_checkpoint
 from viva.engine.core import Core
 from viva.engine.losses import LOSSES, Loss, find_loss
-from viva.engine.packing import Example, make_examples
+from viva.engine.packing import DatumArrays, make_examples
 from viva.engine.policy import LossResult, Policy, Snapshot
 from viva.engine.sampling_client import LocalSamplingClient, open_sampling_client
 from viva.engine.scheduler import LocalFuture, Operation
@@ -294,7 +294,7 @@ class LocalTrainingClient:
             self._core, self._policy.base, source, f"{self.model_id}-{self._core.count(self.model_id)}"
         )
 
-    def _examples(self, data: Sequence[tinker.Datum], loss: Loss, name: str) -> list[Example]:
+    def _examples(self, data: Sequence[tinker.Datum], loss: Loss, name: str) -> list[DatumArrays]:
         base = self._policy.base
         return make_examples(data, loss, name, base.vocab_size, base.context_length)
 
@@ -316,7 +316,7 @@ class LocalTrainingClient:
         return self._core.operations.submit(operation())
 
     def _custom(
-        self, data: list[tinker.Datum], examples: list[Example], loss: Loss, loss_fn: CustomLoss
+        self, data: list[tinker.Datum], examples: list[DatumArrays], loss: Loss, loss_fn: CustomLoss
     ) -> Operation[tinker.ForwardBackwardOutput]:
         with self._policy.whole_gradient():
             seen = yield from self._policy.run(examples, loss, {}, backward=False)
@@ -324,7 +324,7 @@ class LocalTrainingClient:
                 leaves = [torch.from_numpy(values).requires_grad_(True) for values in seen.logprobs]
                 value, metrics = loss_fn(data, leaves)
                 value.backward()
-            weighted: list[Example] = []
+            weighted: list[DatumArrays] = []
             for index, (example, leaf) in enumerate(zip(examples, leaves, strict=True)):
                 if leaf.grad is None:
                     raise ValueError(f"The custom loss does not depend on the logprobs of datum {index}.")
@@ -369,7 +369,7 @@ class LocalTrainingClient:
         return str(path)
 
 
-def _output(examples: Sequence[Example], result: LossResult) -> tinker.ForwardBackwardOutput:
+def _output(examples: Sequence[DatumArrays], result: LossResult) -> tinker.ForwardBackwardOutput:
     outputs = [
         {"logprobs": tinker.TensorData.from_numpy(a), "elementwise_loss": tinker.TensorData.from_numpy(b)}
         for a, b in zip(result.logprobs, result.losses, strict=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from tinker_cookbook.rl.types import EnvGroupBuilder
 
 from viva.conversation.records import ReplyStatus, Solution, Turn
-from viva.eval.records import WRONG, AgentAnswers, Answer, Played
+from viva.eval.records import WRONG, AgentAnswers, Answer, PlayedProblem
 from viva.experts.strategy import record_of
 from viva.judging.answers import AnswerCheck
 from viva.judging.judge import SamplingClient
@@ -23,7 +23,7 @@ from viva.training.console import Begin, unseen
 from viva.training.data import BuilderFactory, PromptItem, derive_seed
 from viva.training.metrics import rollout_metrics
 from viva.training.rollouts import GroupOutcome, run_groups
-from viva.training.sampling import Policy, Sampling
+from viva.training.sampling import Sampling, SeatSampler
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ async def _play(
 ) -> list[GroupOutcome]:
     """The outcome of every group, in the order of the builders."""
     progress = begin("test conversations", len(builders), "conversations")
-    policy = Policy(
+    policy = SeatSampler(
         sampler=sampler, sampling=sampling.seeded("test conversations"), on_reply=progress.on_reply
     )
     return await run_groups(
@@ -71,7 +71,7 @@ def group_seed(seed: int, index: int) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Conversations:
+class ConversationKind:
     """One kind of conversation, to be played on problems."""
 
     num_agents: int
@@ -103,8 +103,8 @@ class _KeptGrader:
 
 
 async def play_all(
-    sampler: SamplingClient, conversations: Conversations, items: Sequence[PromptItem], check: AnswerCheck
-) -> tuple[tuple[Played, ...], list[GroupOutcome], dict[str, float]]:
+    sampler: SamplingClient, conversations: ConversationKind, items: Sequence[PromptItem], check: AnswerCheck
+) -> tuple[tuple[PlayedProblem, ...], list[GroupOutcome], dict[str, float]]:
     """Hold one conversation on every problem; what was answered, the outcomes, and the loop's metrics.
 
     What the check raises passes through.
@@ -130,7 +130,9 @@ async def play_all(
     return played, outcomes, _metrics(outcomes)
 
 
-def _read_outcome(outcome: GroupOutcome, item: PromptItem, num_agents: int, check: AnswerCheck) -> Played:
+def _read_outcome(
+    outcome: GroupOutcome, item: PromptItem, num_agents: int, check: AnswerCheck
+) -> PlayedProblem:
     """The answers of all agents that the conversation should have had."""
     answer = item.answer or ""
     policy, judge = (outcome.usage.get(role, Usage()) for role in ("policy", "judge"))
@@ -147,7 +149,7 @@ def _read_outcome(outcome: GroupOutcome, item: PromptItem, num_agents: int, chec
             has_answer = own and score is not None  # else it failed, or never came to an answer
             first, final = (own[0], own[-1]) if has_answer else (WRONG, WRONG)
             agents[agent_id] = AgentAnswers(first=first, final=final, score=score)
-    return Played(
+    return PlayedProblem(
         question=item.question,
         answer=answer,
         agents=tuple(agents),

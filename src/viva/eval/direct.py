@@ -23,7 +23,7 @@ from tinker_cookbook.renderers.base import Renderer
 from viva.conversation.coordinator import gather_or_cancel, is_interrupted
 from viva.conversation.rendering import build_prompt, direct_messages, read_reply
 from viva.eval.figures import ladder_figures
-from viva.eval.records import WRONG, Answer, Asked, Cost, Costs, Played, is_lenient
+from viva.eval.records import WRONG, Answer, Asked, Costs, PlayedProblem, TokenCost, is_lenient
 from viva.judging.answers import CHECKS, AnswerCheck
 from viva.judging.judge import SamplingClient
 from viva.judging.usage import count_tokens
@@ -148,7 +148,7 @@ class DirectAnswers:
     """As sampled."""
     greedy: tuple[Asked, ...]
     """One to each at temperature 0; none if nobody asked."""
-    cost: Cost
+    cost: TokenCost
 
     def metrics(self) -> dict[str, float]:
         """The metrics ``test/direct_*``: of the first answers, of the greedy ones, of all, and the cost."""
@@ -206,14 +206,14 @@ async def ask_all(
 async def match_tokens(
     sampler: SamplingClient,
     direct: DirectSampler,
-    played: Sequence[Played],
+    played: Sequence[PlayedProblem],
     asked: Sequence[Asked] = (),
     begin: Begin = unseen,
-) -> tuple[Played, ...]:
+) -> tuple[PlayedProblem, ...]:
     """Conversations on the first problems of the test set, with direct answers at equal tokens; `asked` is reused."""
     progress = begin("equal tokens", len(played), "problems")
 
-    async def match(index: int, each: Played) -> Played:
+    async def match(index: int, each: PlayedProblem) -> PlayedProblem:
         have = list(asked[index].answers) if index < len(asked) else []
         answers = await _answers_within(sampler, direct, index, each, have)
         progress.on_reply(sum(answer.num_tokens for answer in answers[len(have) :]))
@@ -242,7 +242,11 @@ async def _ask(
 
 
 async def _answers_within(
-    sampler: SamplingClient, direct: DirectSampler, index: int, conversation: Played, answers: list[Answer]
+    sampler: SamplingClient,
+    direct: DirectSampler,
+    index: int,
+    conversation: PlayedProblem,
+    answers: list[Answer],
 ) -> list[Answer]:
     """The answers 0, 1, 2, ... to a problem up to the one that would exceed the conversation's tokens.
 

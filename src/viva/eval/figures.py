@@ -24,7 +24,7 @@ from viva.eval.records import (
     Difference,
     Evaluation,
     Figure,
-    Played,
+    PlayedProblem,
     cost_lines,
     is_lenient,
 )
@@ -75,7 +75,7 @@ def ladder_figures(asked: Sequence[Asked]) -> dict[str, Terms]:
     return majorities | {f"pass@{k}": [_pass(each.answers, k) for each in asked] for k in ks}
 
 
-def conversation_figures(played: Sequence[Played]) -> dict[str, Terms]:
+def conversation_figures(played: Sequence[PlayedProblem]) -> dict[str, Terms]:
     """Figures of conversations.
 
     ``correct/first`` and ``correct/final`` are avg@N; ``correct/best`` is the answer with the highest score (the CoNL
@@ -107,7 +107,7 @@ def conversation_figures(played: Sequence[Played]) -> dict[str, Terms]:
     return figures | _equal_tokens(played)
 
 
-def _equal_tokens(played: Sequence[Played]) -> dict[str, Terms]:
+def _equal_tokens(played: Sequence[PlayedProblem]) -> dict[str, Terms]:
     """Direct answers in the place of the conversations, and what the conversations have over them."""
     if not all(each.direct for each in played):
         return {}
@@ -131,11 +131,11 @@ def _equal_tokens(played: Sequence[Played]) -> dict[str, Terms]:
     return {f"equal_tokens/{name}": terms for name, terms in figures.items()}
 
 
-def _firsts(played: Played) -> list[Answer]:
+def _firsts(played: PlayedProblem) -> list[Answer]:
     return [agent.first for agent in played.agents]
 
 
-def _finals(played: Played) -> list[Answer]:
+def _finals(played: PlayedProblem) -> list[Answer]:
     return [agent.final for agent in played.agents]
 
 
@@ -159,11 +159,11 @@ def _majority(answers: Sequence[Answer], k: int) -> Term:
     return majority_at_k(_votes(answers), k), 1.0
 
 
-def _scored(played: Played) -> list[tuple[AgentAnswers, float]]:
+def _scored(played: PlayedProblem) -> list[tuple[AgentAnswers, float]]:
     return [(agent, agent.score) for agent in played.agents if agent.score is not None]
 
 
-def _best(played: Played) -> float:
+def _best(played: PlayedProblem) -> float:
     """Whether the final answer with the highest score is right, ties sharing; 0 if nobody has a score."""
     scored = _scored(played)
     highest = max((score for _, score in scored), default=0.0)
@@ -171,13 +171,13 @@ def _best(played: Played) -> float:
     return sum(chosen) / len(chosen) if chosen else 0.0
 
 
-def _flips(played: Played, *, was_right: bool) -> Term:
+def _flips(played: PlayedProblem, *, was_right: bool) -> Term:
     agents = [agent for agent, _ in _scored(played) if agent.first.right is was_right]
     return sum(agent.final.right is not was_right for agent in agents), len(agents)
 
 
 def _truth(
-    played: Played, relation: Callable[[dict[int, float], dict[int, bool]], float | None]
+    played: PlayedProblem, relation: Callable[[dict[int, float], dict[int, bool]], float | None]
 ) -> float | None:
     scored = _scored(played)
     if not scored:

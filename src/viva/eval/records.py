@@ -19,7 +19,7 @@ from viva.run.secrets import redacted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cost:
+class TokenCost:
     """Tokens; with the same command they are the same again."""
 
     sampled_tokens: int
@@ -32,7 +32,7 @@ class Cost:
 class Costs:
     """Costs of an evaluation's parts, by name."""
 
-    tokens: dict[str, Cost] = field(default_factory=dict[str, Cost])
+    tokens: dict[str, TokenCost] = field(default_factory=dict[str, TokenCost])
     seconds: dict[str, float] = field(default_factory=dict[str, float])
     """Printed, and kept in no file: they depend on the clock."""
 
@@ -43,7 +43,7 @@ class Costs:
         with metering(meter):
             yield
         used = meter.total
-        self.tokens[name] = Cost(sampled_tokens=used.sampled_tokens, total_tokens=used.total)
+        self.tokens[name] = TokenCost(sampled_tokens=used.sampled_tokens, total_tokens=used.total)
         self.seconds[name] = time.monotonic() - started
 
     def seconds_text(self) -> str:
@@ -51,7 +51,7 @@ class Costs:
         return f"seconds: {', '.join(f'{name} {seconds:.1f}' for name, seconds in self.seconds.items())}"
 
 
-def cost_lines(costs: Mapping[str, Cost]) -> list[str]:
+def cost_lines(costs: Mapping[str, TokenCost]) -> list[str]:
     """One line of all parts, or none."""
     parts = [
         f"{name} {cost.sampled_tokens:,} tokens sampled, {cost.total_tokens:,} read and sampled"
@@ -99,7 +99,7 @@ class AgentAnswers:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Played:
+class PlayedProblem:
     """One problem that was talked about."""
 
     question: str
@@ -153,12 +153,12 @@ class Evaluation:
     asked: tuple[Asked, ...] = ()
     greedy: tuple[Asked, ...] = ()
     """The same problems, asked once at temperature 0."""
-    played: dict[str, tuple[Played, ...]]
+    played: dict[str, tuple[PlayedProblem, ...]]
     """By kind of conversation."""
     metrics: dict[str, dict[str, float]]
     """By kind, the training loop's metrics under ``test/`` of the same samples."""
     figures: dict[str, Figure]
-    cost: dict[str, Cost] = field(default_factory=dict[str, Cost])
+    cost: dict[str, TokenCost] = field(default_factory=dict[str, TokenCost])
     """By kind; direct answers at equal tokens under ``<kind>/equal_tokens``. Empty in files of earlier versions."""
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from viva.conversation.coordinator import gather_or_cancel
 from viva.conversation.records import CritiqueReply, Solution
 from viva.eval.direct import DirectSampler
-from viva.eval.records import Answer, Cost, Figure, Played, is_lenient, write_json
+from viva.eval.records import Answer, Figure, PlayedProblem, TokenCost, is_lenient, write_json
 from viva.experts.strategy import record_of
 from viva.judging.answers import AnswerCheck, extract_answer, marked_answer
 from viva.judging.ballots import Vote
@@ -135,11 +135,11 @@ class Screening:
     prompts_digest: str
     has_answers: bool
     problems: tuple[Screened, ...]
-    played: dict[str, tuple[Played, ...]]
+    played: dict[str, tuple[PlayedProblem, ...]]
     """Conversations about the first problems, by kind."""
     critics: tuple[Criticised, ...]
     """Critiques and votes in those of critique self-play, and the judge on the same pairs."""
-    cost: dict[str, Cost]
+    cost: dict[str, TokenCost]
     """Costs by part: answers, judged pairs, every kind of conversation, the critics' pairs."""
     figures: dict[str, Figure]
     advice: tuple[Advice, ...]

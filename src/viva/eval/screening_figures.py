@@ -30,7 +30,7 @@ from viva.eval.estimates import (
     term_of,
 )
 from viva.eval.figures import conversation_figures
-from viva.eval.records import Figure, Played
+from viva.eval.records import Figure, PlayedProblem
 from viva.eval.screening import Criticised, Screened, solutions_of
 from viva.judging.ballots import ballot_accuracy
 from viva.judging.comparison import Comparison, JudgeError, judge_accuracy, judge_health, reward_truth_gap
@@ -76,7 +76,7 @@ def screening_figures(
 
 
 def conversation_screening(
-    played: Mapping[str, Sequence[Played]],
+    played: Mapping[str, Sequence[PlayedProblem]],
     critics: Sequence[Criticised],
     records: Mapping[str, Sequence[ConversationRecord]],
     *,

@@ -69,7 +69,7 @@ def constant_weights(sample: Sample, weight: float) -> FloatArray:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Weights:
+class SampleWeights:
     """An estimator's weights for one sample."""
 
     weights_T: FloatArray
@@ -78,12 +78,12 @@ class Weights:
     """Tokens whose weight was cut."""
 
     @classmethod
-    def constant(cls, sample: Sample, weight: float, *, is_clipped: bool = False) -> "Weights":
+    def constant(cls, sample: Sample, weight: float, *, is_clipped: bool = False) -> "SampleWeights":
         """The same weight for every token of a sample."""
         return cls(weights_T=constant_weights(sample, weight), clipped_T=np.full(len(sample), is_clipped))
 
     @classmethod
-    def of_log(cls, sample: Sample, log_weight: float) -> "Weights":
+    def of_log(cls, sample: Sample, log_weight: float) -> "SampleWeights":
         """One weight for every token, given its log and cut at `MAX_LOG_WEIGHT`."""
         weight = float(capped_exp(log_weight))
         return cls.constant(sample, weight, is_clipped=log_weight > MAX_LOG_WEIGHT)
@@ -127,13 +127,13 @@ class Estimator:
         bound = "" if above or least == -math.inf else f" of {least:g} or more"
         raise ValueError(f"{self.name}: {name} must be a {kind}{bound}; got {value}")
 
-    def weights(self, samples_N: Sequence[Sample]) -> list[Weights]:
+    def weights(self, samples_N: Sequence[Sample]) -> list[SampleWeights]:
         """Weights of every sample, in order. The samples have what the estimator `needs`."""
         return [self.weigh(sample) for sample in samples_N]
 
-    def weigh(self, sample: Sample) -> Weights:
+    def weigh(self, sample: Sample) -> SampleWeights:
         """Weights of one sample, where they do not depend on the others; by default 1."""
-        return Weights.constant(sample, 1.0)
+        return SampleWeights.constant(sample, 1.0)
 
     def own_advantages(self, samples_N: Sequence[Sample]) -> list[FloatArray] | None:
         """Advantages of an estimator whose baseline is ``NONE``, each of shape [T]; others return ``None``."""
@@ -214,7 +214,7 @@ def estimate(
 
 
 def _advantages(
-    samples_N: Sequence[Sample], estimator: Estimator, weights_N: Sequence[Weights], baseline: Baseline
+    samples_N: Sequence[Sample], estimator: Estimator, weights_N: Sequence[SampleWeights], baseline: Baseline
 ) -> list[FloatArray]:
     own_N = estimator.own_advantages(samples_N)
     if own_N is not None:
@@ -228,7 +228,7 @@ def _advantages(
 
 
 def _estimate(
-    sample: Sample, estimator: Estimator, weights: Weights, advantages_T: FloatArray, factor: float
+    sample: Sample, estimator: Estimator, weights: SampleWeights, advantages_T: FloatArray, factor: float
 ) -> Estimate:
     logprobs_T = sample.sampling_logprobs_T if estimator.anchors_at_sampling else sample.old_T
     if logprobs_T is None:

@@ -12,7 +12,7 @@ from viva.experts.estimation import (
     Baseline,
     Estimator,
     Need,
-    Weights,
+    SampleWeights,
     bounded,
     constant_weights,
 )
@@ -52,10 +52,10 @@ class TokenTIS(Estimator):
     name: ClassVar[str] = "token_tis"
     baselines: ClassVar[tuple[Baseline, ...]] = (Baseline.STRATUM, Baseline.PROMPT_UNION, Baseline.WEIGHTED)
 
-    def weigh(self, sample: Sample) -> Weights:
+    def weigh(self, sample: Sample) -> SampleWeights:
         """Truncated ratios."""
         gap_T, log_cap = context_gap(sample), math.log(self.cap)
-        return Weights(weights_T=np.exp(np.minimum(gap_T, log_cap)), clipped_T=gap_T > log_cap)
+        return SampleWeights(weights_T=np.exp(np.minimum(gap_T, log_cap)), clipped_T=gap_T > log_cap)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,12 +80,12 @@ class Balance(Estimator):
     baselines: ClassVar[tuple[Baseline, ...]] = (Baseline.WEIGHTED, Baseline.PROMPT_UNION)
     combines_strategies: ClassVar[bool] = True
 
-    def weights(self, samples_N: Sequence[Sample]) -> list[Weights]:
+    def weights(self, samples_N: Sequence[Sample]) -> list[SampleWeights]:
         """Mixture ratios."""
         contexts = _contexts(samples_N)
         on_policy = _on_policy_contexts(samples_N)
         return [
-            Weights.of_log(sample, self._log_weight(sample, contexts[sample.prompt], on_policy))
+            SampleWeights.of_log(sample, self._log_weight(sample, contexts[sample.prompt], on_policy))
             for sample in samples_N
         ]
 
@@ -193,12 +193,12 @@ class Shaped(Estimator):
     name: ClassVar[str] = "shaped"
     baselines: ClassVar[tuple[Baseline, ...]] = (Baseline.STRATUM, Baseline.PROMPT_UNION, Baseline.WEIGHTED)
 
-    def weigh(self, sample: Sample) -> Weights:
+    def weigh(self, sample: Sample) -> SampleWeights:
         """Shaped ratios; ``sigmoid(l_t - log gamma)`` is the formula without overflow."""
         if sample.on_policy:
-            return Weights.constant(sample, 1.0)
+            return SampleWeights.constant(sample, 1.0)
         shaped_T = np.exp(-np.logaddexp(0.0, math.log(self.gamma) - context_gap(sample)))
-        return Weights(weights_T=shaped_T, clipped_T=np.zeros(len(sample), dtype=np.bool_))
+        return SampleWeights(weights_T=shaped_T, clipped_T=np.zeros(len(sample), dtype=np.bool_))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,10 +218,10 @@ class SequenceTIS(Estimator):
     name: ClassVar[str] = "seq_tis"
     baselines: ClassVar[tuple[Baseline, ...]] = (Baseline.WEIGHTED,)
 
-    def weigh(self, sample: Sample) -> Weights:
+    def weigh(self, sample: Sample) -> SampleWeights:
         """Truncated sequence ratio."""
         log, log_cap = total_context_gap(sample), math.log(self.cap)
-        return Weights.constant(sample, math.exp(min(log, log_cap)), is_clipped=log > log_cap)
+        return SampleWeights.constant(sample, math.exp(min(log, log_cap)), is_clipped=log > log_cap)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,9 +248,9 @@ class SequenceIS(Estimator):
         if not self.max_gap > 0:
             raise ValueError(f"seq_is: max_gap must be positive (nats); got {self.max_gap}")
 
-    def weigh(self, sample: Sample) -> Weights:
+    def weigh(self, sample: Sample) -> SampleWeights:
         """Sequence ratio."""
-        return Weights.of_log(sample, total_context_gap(sample))
+        return SampleWeights.of_log(sample, total_context_gap(sample))
 
     def check(self, samples_N: Sequence[Sample]) -> None:
         """Refuse large gaps."""
@@ -296,9 +296,9 @@ class Distill(Estimator):
         if self.horizon not in ("token", "return"):
             raise ValueError(f"distill: horizon must be 'token' or 'return'; got {self.horizon!r}")
 
-    def weigh(self, sample: Sample) -> Weights:
+    def weigh(self, sample: Sample) -> SampleWeights:
         """One for on-policy samples, zero for the others."""
-        return Weights.constant(sample, float(sample.on_policy))
+        return SampleWeights.constant(sample, float(sample.on_policy))
 
     def own_advantages(self, samples_N: Sequence[Sample]) -> list[FloatArray]:
         """Log-ratio of teacher and student, per token."""

@@ -123,7 +123,7 @@ _ARRAYS = ("sampling_logprobs_T", "old_logprobs_T", "advantages_T", "checked_log
 _Logprobs = list[float | None]
 
 
-class _Record(BaseModel):
+class _SampleRecord(BaseModel):
     """A `Sample` in JSON: its fields without the suffix ``_T``, minus infinity as null."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -157,7 +157,7 @@ def stored_sample(record: Mapping[str, Any]) -> Sample:
         ValueError: If it is no such object, or holds what no sample can have.
     """
     try:
-        stored = dict(_Record.model_validate(dict(record)))
+        stored = dict(_SampleRecord.model_validate(dict(record)))
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])

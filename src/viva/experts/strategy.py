@@ -112,7 +112,7 @@ class _Crediting(Protocol):
 
 
 @runtime_checkable
-class _Recording(Protocol):
+class _RecordsConversation(Protocol):
     def record(self) -> Any: ...
 
 
@@ -165,7 +165,7 @@ def credit_of(builder: EnvGroupBuilder) -> GroupCredit | None:
 
 def record_of(builder: EnvGroupBuilder) -> Any:
     """The record of a builder's last group for the transcript, ready for JSON; ``None`` if it keeps none."""
-    return builder.record() if isinstance(builder, _Recording) else None
+    return builder.record() if isinstance(builder, _RecordsConversation) else None
 
 
 def weighted_turns(

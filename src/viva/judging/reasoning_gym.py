@@ -60,7 +60,7 @@ _CANNOT_SCORE = (
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
+class FamilyProblem:
     """One problem of a family."""
 
     source: str
@@ -111,7 +111,7 @@ class Family:
         """Number of problems."""
         return len(self.dataset)
 
-    def problem(self, index: int) -> Problem:
+    def problem(self, index: int) -> FamilyProblem:
         """The problem at a place."""
         return _problem(self.name, index)
 
@@ -127,7 +127,7 @@ def plain_answer(answer: str) -> str:
     return answer if found is None else answer[: found[0]].rstrip()
 
 
-def find_problem(answer: str) -> Problem | None:
+def find_problem(answer: str) -> FamilyProblem | None:
     """The problem that a known answer names, made again; ``None`` if it names none. Another one now is an error."""
     found = _reference(answer)
     if found is None:
@@ -219,11 +219,11 @@ def _registry() -> dict[str, tuple[Any, Any]]:
 
 
 @functools.lru_cache(maxsize=1024)
-def _problem(name: str, index: int) -> Problem:
+def _problem(name: str, index: int) -> FamilyProblem:
     family = find_family(name)
     if not 0 <= index < len(family):
         raise ValueError(f"{name} has the problems 0 to {len(family) - 1}; got {index}")
-    return Problem(source=name, index=index, entry=family.dataset[index])
+    return FamilyProblem(source=name, index=index, entry=family.dataset[index])
 
 
 def _reference(answer: str) -> tuple[int, str, int, str] | None:

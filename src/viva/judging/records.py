@@ -51,11 +51,11 @@ def _reply_of(value: dict[str, Any]) -> Reply:
     return (AgentResponse if has_thoughts else Solution).model_validate(fields)
 
 
-class _Record(BaseModel):
+class _StoredRecord(BaseModel):
     model_config = ConfigDict(frozen=True, extra="allow")  # what a reward adds is kept
 
 
-class ComparisonRecord(_Record):
+class ComparisonRecord(_StoredRecord):
     """One judged pair: ``first`` was shown as A, ``second`` as B."""
 
     agent_id: int | None = None
@@ -75,7 +75,7 @@ class ComparisonRecord(_Record):
     """Reason why the judge gave no reply."""
 
 
-class JudgeRecord(_Record):
+class JudgeRecord(_StoredRecord):
     """The messages that stand around every comparison's prompt."""
 
     system_prompt: str = ""
@@ -104,7 +104,7 @@ class Criterion:
             )
 
 
-class DealtRecord(_Record):
+class DealtRecord(_StoredRecord):
     """A critique that an agent was shown in a round, by critic and by the agent that it was written for."""
 
     round_index: int
@@ -114,7 +114,7 @@ class DealtRecord(_Record):
     text: str
 
 
-class ControlRecord(_Record):
+class ControlRecord(_StoredRecord):
     """A control's change of a conversation, see `viva.selfplay.controls`."""
 
     name: str
@@ -124,7 +124,7 @@ class ControlRecord(_Record):
     """All critiques that were read, where they are not those that were written for their readers."""
 
 
-class ScoresRecord(_Record):
+class ScoresRecord(_StoredRecord):
     """Scores of the solutions before and after revision, in [0, 1], with standard errors; all by agent id."""
 
     initial: dict[int, float] = {}
@@ -133,7 +133,7 @@ class ScoresRecord(_Record):
     final_error: dict[int, float] = {}
 
 
-class ConversationRecord(_Record):
+class ConversationRecord(_StoredRecord):
     """A whole conversation with its judgement."""
 
     question: str
@@ -245,7 +245,7 @@ class ConversationRecord(_Record):
         return found
 
 
-class Transcript(_Record):
+class Transcript(_StoredRecord):
     """One group of a training step: a line of ``transcripts.jsonl``."""
 
     step: int

@@ -38,7 +38,7 @@ from viva.selfplay.controls import scripted_reply
 from viva.training.data import Example, PromptItem, derive_seed
 from viva.training.metrics import mean_by_key
 from viva.training.rollouts import run_groups
-from viva.training.sampling import Policy
+from viva.training.sampling import SeatSampler
 
 # the judge
 
@@ -209,7 +209,7 @@ async def played_examples(
         item = plan.order.items[index % len(plan.order.items)]
         builders.append(factory(item, derive_seed(config.seed, "warmup", index)))
     say(f"playing {counted(len(builders), 'conversation')} to make examples of")
-    policy = Policy(sampler=sampler, sampling=config.sampling(opened.context_window).seeded("warmup"))
+    policy = SeatSampler(sampler=sampler, sampling=config.sampling(opened.context_window).seeded("warmup"))
     await run_groups(builders, policy, max_retries=config.max_retries)
     return [example for each in kept for example in each.examples]
 

@@ -28,7 +28,7 @@ from viva.recipes.common import (
 from viva.recipes.config import RecipeConfig
 from viva.recipes.judges import judge_of, policy_of
 from viva.recipes.plan import Plan
-from viva.rewards.credit import Decoder, token_texts
+from viva.rewards.credit import TokenDecoder, token_texts
 from viva.run.trackers import CONSOLE, OpenTracker
 from viva.sdk import Ending, ServiceClient
 from viva.training.batch import EstimatorStoppedError, ExpertConfig
@@ -165,10 +165,10 @@ async def make_training(
             *judged,
         ],
         followers=[*followers, *more_followers],
-        sinks=[*opened.trackers, StepTime(num_steps=len(dataset))],
+        sinks=[*opened.trackers, StepTimeNotice(num_steps=len(dataset))],
         first_metrics=_prompt_metrics(plan, opened),
         show_steps=any(choice.name == CONSOLE for choice in plan.trackers),
-        token_texts=partial(token_texts, cast(Decoder, opened.renderer.tokenizer)),
+        token_texts=partial(token_texts, cast(TokenDecoder, opened.renderer.tokenizer)),
     )
 
 
@@ -306,7 +306,7 @@ def _introduce(plan: Plan, training: Training) -> None:
 _WORTH_TELLING_S = 60.0
 
 
-class StepTime:
+class StepTimeNotice:
     """Tells after the first measured step of a run how long the others will take."""
 
     def __init__(self, *, num_steps: int) -> None:

@@ -152,7 +152,7 @@ _LONGEST_CHARACTER = 4
 """Bytes of the longest UTF-8 character: after as many tokens, a piece that still looks unfinished is just invalid."""
 
 
-class Decoder(Protocol):
+class TokenDecoder(Protocol):
     """A tokenizer, as far as it is needed here."""
 
     def decode(self, tokens: list[int]) -> str:
@@ -181,7 +181,7 @@ def token_ranges(
     for start, stop in ranges:
         if not 0 <= start <= stop <= len(text):
             raise ValueError(f"a range must lie in the text's {len(text)} characters; got [{start}, {stop})")
-    decoder, tokens = cast(Decoder, renderer.tokenizer), list(tokens_T)
+    decoder, tokens = cast(TokenDecoder, renderer.tokenizer), list(tokens_T)
     raw = decoder.decode(tokens)
     body, words = _body(renderer, tokens, raw), text.rstrip()
     offset = len(body.rstrip()) - len(words)
@@ -196,7 +196,7 @@ def token_ranges(
     return [(first, last) if first < last else None for first, last in places]
 
 
-def token_texts(decoder: Decoder, tokens_T: Sequence[int]) -> list[str]:
+def token_texts(decoder: TokenDecoder, tokens_T: Sequence[int]) -> list[str]:
     """The text of every token; all together are the text of the ids, where its pieces add up to it.
 
     A character that several tokens spell belongs to the last of them. Takes time linear in the number of tokens.
@@ -221,7 +221,7 @@ def _body(renderer: Renderer, tokens: list[int], raw: str) -> str:
     return raw
 
 
-def _starts(decoder: Decoder, tokens: list[int], raw: str) -> list[int] | None:
+def _starts(decoder: TokenDecoder, tokens: list[int], raw: str) -> list[int] | None:
     """Place of every token's first character in ``raw``; ``None`` if the pieces do not add up to it.
 
     Each piece is read off together with the piece before it, because tokenizers write a token differently at the

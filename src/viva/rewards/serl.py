@@ -46,7 +46,7 @@ LENGTH_BAND = 0.2
 """Share by which the lengths of two answers may differ, as in the paper."""
 
 
-class Judgement(NamedTuple):
+class PairComparison(NamedTuple):
     """One judged pair."""
 
     first: int
@@ -56,10 +56,10 @@ class Judgement(NamedTuple):
     is_read: bool = True
 
 
-def judgements_of(comparisons: Iterable[Comparison]) -> list[Judgement]:
+def judgements_of(comparisons: Iterable[Comparison]) -> list[PairComparison]:
     """A judge's comparisons."""
     return [
-        Judgement(
+        PairComparison(
             first=each.first,
             second=each.second,
             winner={Outcome.A: each.first, Outcome.B: each.second}.get(each.outcome),
@@ -70,7 +70,7 @@ def judgements_of(comparisons: Iterable[Comparison]) -> list[Judgement]:
 
 
 def copeland(
-    judgements: Sequence[Judgement], texts: Mapping[int, str], band: float | None = LENGTH_BAND
+    judgements: Sequence[PairComparison], texts: Mapping[int, str], band: float | None = LENGTH_BAND
 ) -> dict[int, float]:
     """Copeland scores R by id, in [0, 1 / (1 - band)]; an answer without a readable judgement has none.
 
@@ -96,7 +96,7 @@ def _worth(winner: str, loser: str, band: float | None) -> float:
     return other / own if other * (1 - band) < own < other * (1 + band) else 0.0
 
 
-def consistency(judgements: Sequence[Judgement], scores: Mapping[int, float]) -> float | None:
+def consistency(judgements: Sequence[PairComparison], scores: Mapping[int, float]) -> float | None:
     """The judge's reward, the mean over judgements; ``None`` if there is none about answers with a score."""
     values: list[float] = []
     for one in judgements:
@@ -257,16 +257,16 @@ class SerlEarned(NamedTuple):
         return {agent: score + self.judge.get(agent, 0.0) for agent, score in self.final.items()}
 
 
-def _votes(ballots: Ballots) -> dict[int, list[Judgement]]:
+def _votes(ballots: Ballots) -> dict[int, list[PairComparison]]:
     """Judgements by voter."""
-    found: dict[int, list[Judgement]] = {}
+    found: dict[int, list[PairComparison]] = {}
     for voter, votes in ballots.items():
         own = found.setdefault(voter, [])
         for vote in votes:
             first, second = sorted(pair_of(vote), key=str)
             if isinstance(first, int) and isinstance(second, int):
                 winner = vote.winner if isinstance(vote, Preference) else None
-                own.append(Judgement(first, second, winner if isinstance(winner, int) else None))
+                own.append(PairComparison(first, second, winner if isinstance(winner, int) else None))
     return found
 
 

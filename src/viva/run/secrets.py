@@ -202,10 +202,10 @@ def guard_tracebacks() -> None:
     """Remove secrets from what Python itself writes (tracebacks, warnings, log records); for programs that start."""
     sys.excepthook = _write_traceback
     warnings.formatwarning = _format_warning
-    logging.setLogRecordFactory(_Record)
+    logging.setLogRecordFactory(_PrintableRecord)
 
 
-class _Record(logging.LogRecord):
+class _PrintableRecord(logging.LogRecord):
     def getMessage(self) -> str:
         return printable(super().getMessage())
 

@@ -13,7 +13,7 @@ import tinker
 from tinker_cookbook.completers import StopCondition
 from tinker_cookbook.rl.types import Action, ActionExtra, Env, EnvGroupBuilder, Observation, StepResult
 
-from viva.serve.episodes import AgentCall, Episode, EpisodeServer, Reply, refuse
+from viva.serve.episodes import AgentCall, Episode, EpisodeServer, PolicyReply, refuse
 
 _KEPT = 2**16
 """Bytes of an agent's output that are kept: the last ones."""
@@ -82,7 +82,7 @@ class AgentEnv(Env):
         assert self._call is not None  # there was an observation
         if not self._call.reply.done():  # else it hung up
             reason = (extra or {}).get("stop_reason", "stop")
-            self._call.reply.set_result(Reply(tokens=action, stop_reason=str(reason)))
+            self._call.reply.set_result(PolicyReply(tokens=action, stop_reason=str(reason)))
         call = await self._next()
         reward, observation = 0.0, tinker.ModelInput.empty()
         if call is not None:

@@ -8,7 +8,7 @@ from itertools import accumulate
 from tinker_cookbook.renderers.base import Message
 
 from viva.serve.bodies import ChatBody, CompletionBody, JsonObject
-from viva.serve.sampling import Alternatives, Job, Piece, ScoredPrompt, ServedPolicy, Token
+from viva.serve.sampling import Alternatives, Piece, SamplingJob, ScoredPrompt, ServedPolicy, Token
 
 
 def chat_messages(body: ChatBody) -> list[Message]:
@@ -17,7 +17,7 @@ def chat_messages(body: ChatBody) -> list[Message]:
     return [{"role": roles.get(each.role, each.role), "content": each.text} for each in body.messages]
 
 
-async def make_job(body: ChatBody | CompletionBody, policy: ServedPolicy) -> Job:
+async def make_job(body: ChatBody | CompletionBody, policy: ServedPolicy) -> SamplingJob:
     """The samples that a request asks for; to be awaited in the engine's thread, as it tokenizes.
 
     Raises:
@@ -36,7 +36,7 @@ async def make_job(body: ChatBody | CompletionBody, policy: ServedPolicy) -> Job
         strings, end_ids = (), policy.end_ids
         max_tokens = body.max_tokens
         num_alternatives = body.logprobs or 0
-    return Job(
+    return SamplingJob(
         prompts=prompts,
         num_samples=body.n,
         max_tokens=max_tokens,
@@ -51,7 +51,7 @@ async def make_job(body: ChatBody | CompletionBody, policy: ServedPolicy) -> Job
     )
 
 
-class Answer:
+class PendingAnswer:
     """An answer in the making.
 
     Args:
@@ -59,7 +59,7 @@ class Answer:
         job: What is sampled for it.
     """
 
-    def __init__(self, body: ChatBody | CompletionBody, job: Job) -> None:
+    def __init__(self, body: ChatBody | CompletionBody, job: SamplingJob) -> None:
         self._body = body
         self._job = job
         self._is_chat = isinstance(body, ChatBody)

@@ -15,9 +15,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from viva.loopback import is_loopback, run_server, same_secret
-from viva.serve.answers import Answer, make_job, model_entry
+from viva.serve.answers import PendingAnswer, make_job, model_entry
 from viva.serve.bodies import ChatBody, CompletionBody, JsonObject, RequestError, parse_body, read_json
-from viva.serve.sampling import Job, Piece, ServedPolicy
+from viva.serve.sampling import Piece, SamplingJob, ServedPolicy
 from viva.serve.tinker_engine import TinkerEngine
 from viva.serve.tinker_wire import read_gradients
 from viva.serve.transport import (
@@ -178,7 +178,7 @@ class _Completions:
         async with asyncio.timeout(self.limits.timeout_s):
             job = await self.models.engine.run(make_job(body, policy))
             prompts = await self.models.engine.run(policy.sample(job, pieces.append))
-        await json_answer(Answer(body, job).whole(pieces, prompts))(scope, receive, send)
+        await json_answer(PendingAnswer(body, job).whole(pieces, prompts))(scope, receive, send)
 
     async def _events(
         self, body: ChatBody | CompletionBody, policy: ServedPolicy
@@ -190,7 +190,7 @@ class _Completions:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(queue.put_nowait, piece)
 
-        async def sample(job: Job) -> None:
+        async def sample(job: SamplingJob) -> None:
             try:
                 await self.models.engine.run(policy.sample(job, hear))
             finally:
@@ -198,7 +198,7 @@ class _Completions:
 
         async with asyncio.timeout(self.limits.timeout_s):
             job = await self.models.engine.run(make_job(body, policy))
-            answer = Answer(body, job)
+            answer = PendingAnswer(body, job)
             sampling = asyncio.ensure_future(sample(job))
             try:
                 first = await queue.get()

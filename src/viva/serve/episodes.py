@@ -22,9 +22,9 @@ from tinker_cookbook.renderers.base import Renderer
 
 from viva.conversation.rendering import build_prompt
 from viva.loopback import LOOPBACK, listen, same_secret, server_config
-from viva.serve.answers import Answer, chat_messages
+from viva.serve.answers import PendingAnswer, chat_messages
 from viva.serve.bodies import ChatBody, JsonObject, RequestError, RewardBody, parse_body, read_json
-from viva.serve.sampling import Job, Piece, SampleText, ScoredPrompt, Token
+from viva.serve.sampling import Piece, SampleText, SamplingJob, ScoredPrompt, Token
 from viva.serve.transport import TokenGuard, application, given_key, json_answer, read_body, unless_gone
 
 _BODY_BYTES = 16 * 2**20
@@ -36,7 +36,7 @@ _NOT_HERE = ("stream", "logprobs", "top_logprobs", "prompt_logprobs")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
+class PolicyReply:
     """A reply of the policy."""
 
     tokens: Sequence[int]
@@ -48,7 +48,7 @@ class AgentCall:
     """A call of an agent."""
 
     prompt: tinker.ModelInput
-    reply: asyncio.Future[Reply]
+    reply: asyncio.Future[PolicyReply]
 
 
 @dataclass(kw_only=True)
@@ -162,7 +162,7 @@ class EpisodeServer:
             raise RequestError(f"{_MOST_WAITING} calls of this episode wait already", status=429) from error
         return self._written(body, prompt, await call.reply)
 
-    def _written(self, body: ChatBody, prompt: tinker.ModelInput, reply: Reply) -> JsonObject:
+    def _written(self, body: ChatBody, prompt: tinker.ModelInput, reply: PolicyReply) -> JsonObject:
         stops = self.stop_condition
         strings = [stop for stop in stops if isinstance(stop, str)]
         ids = [stop for stop in stops if isinstance(stop, int)]
@@ -180,7 +180,7 @@ class EpisodeServer:
             for token, part in zip(reply.tokens, said, strict=True)
         ]
         scored = ScoredPrompt(tokens=tuple(prompt.to_ints()))
-        return Answer(body, Job(prompts=(scored.tokens,))).whole(pieces, [scored])
+        return PendingAnswer(body, SamplingJob(prompts=(scored.tokens,))).whole(pieces, [scored])
 
 
 def refuse(call: AgentCall) -> None:

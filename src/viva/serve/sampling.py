@@ -53,7 +53,7 @@ class ScoredPrompt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class SamplingJob:
     """Samples to draw."""
 
     prompts: tuple[tuple[int, ...], ...]
@@ -185,7 +185,7 @@ class ServedPolicy:
         """Tokens of a prompt that is text: none is a control token but those that every text begins with."""
         return tuple(self._tokenizer.encode(self._tokenizer.shield(text)))
 
-    async def sample(self, job: Job, hear: Callable[[Piece], None]) -> list[ScoredPrompt]:
+    async def sample(self, job: SamplingJob, hear: Callable[[Piece], None]) -> list[ScoredPrompt]:
         """Sample, and hand on every token.
 
         Raises:
@@ -200,7 +200,7 @@ class ServedPolicy:
         )
 
     async def _of_prompt(
-        self, job: Job, prompt: tuple[int, ...], first: int, hear: Callable[[Piece], None]
+        self, job: SamplingJob, prompt: tuple[int, ...], first: int, hear: Callable[[Piece], None]
     ) -> ScoredPrompt:
         texts = [SampleText(self._tokenizer, job.end_ids, job.stops) for _ in range(job.num_samples)]
 

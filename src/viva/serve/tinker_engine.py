@@ -20,7 +20,7 @@ from tinker.types.save_weights_request import SaveWeightsRequest
 from viva.engine import LocalServiceClient, LocalTrainingClient
 from viva.serve.bodies import JsonObject, RequestError
 from viva.serve.tinker_samplers import Samplers
-from viva.serve.tinker_store import Result, Results, Sessions, Weights, address_of
+from viva.serve.tinker_store import Result, Results, ServedWeights, Sessions, address_of
 from viva.serve.tinker_wire import loss_config, read_data, write_losses
 
 _MOST_RESULTS = 4096
@@ -53,7 +53,7 @@ class TinkerEngine:
         self._results = Results(_MOST_RESULTS)
         self._models: dict[str, _TrainedModel] = {}
         self._sessions = Sessions(self._forget)
-        self.weights = Weights(service=service, model=model, names=names, state_dir=state_dir)
+        self.weights = ServedWeights(service=service, model=model, names=names, state_dir=state_dir)
         self.samplers = Samplers(self.weights, self._sessions, self._results)
 
     def create_session(self, _: JsonObject) -> JsonObject:

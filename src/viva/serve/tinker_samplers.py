@@ -10,7 +10,7 @@ from tinker.types.sample_request import SampleRequest
 from viva.engine import LocalSamplingClient
 from viva.serve.bodies import JsonObject, RequestError
 from viva.serve.sampling import ServedPolicy
-from viva.serve.tinker_store import Results, Sessions, Weights
+from viva.serve.tinker_store import Results, ServedWeights, Sessions
 from viva.serve.tinker_wire import write_samples
 
 _MOST_SAMPLERS = 64
@@ -33,7 +33,7 @@ class Samplers:
         results: Where the samples go.
     """
 
-    def __init__(self, weights: Weights, sessions: Sessions, results: Results) -> None:
+    def __init__(self, weights: ServedWeights, sessions: Sessions, results: Results) -> None:
         self._weights = weights
         self._sessions = sessions
         self._results = results

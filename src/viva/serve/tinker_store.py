@@ -153,7 +153,7 @@ _PATH = re.compile(r"tinker://(client-[0-9]{6,12})/(weights|sampler_weights)/([A
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Weights:
+class ServedWeights:
     """The only base model of a server, and what was saved in the folder of its service."""
 
     service: LocalServiceClient

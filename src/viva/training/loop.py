@@ -38,7 +38,7 @@ from viva.training.members import Members, member_metrics, update_members
 from viva.training.metrics import Clock, rollout_metrics
 from viva.training.records import TokenTexts, chosen_groups, token_rows, transcript_row
 from viva.training.rollouts import GroupOutcome, run_groups
-from viva.training.sampling import Policy, Sampling
+from viva.training.sampling import Sampling, SeatSampler
 from viva.training.update import UpdateConfig, imitate, update_policy
 
 MetricSink: TypeAlias = Callable[[int, Mapping[str, float]], None]
@@ -395,7 +395,7 @@ async def _rollouts(
             "take neither max_staleness nor stream_updates"
         )
     progress = console.sampling(len(builders_P))
-    policy = Policy(
+    policy = SeatSampler(
         sampler=sampler,
         sampling=config.sampling.seeded("rollouts", step),
         on_reply=progress.on_reply,

@@ -140,7 +140,7 @@ class SeededCompleter(TokenCompleter):
 
 
 @dataclass(kw_only=True)
-class Policy:
+class SeatSampler:
     """A sampler from which every seat of every group takes its own completer; its seed is that of run and step."""
 
     sampler: SamplingClient

@@ -39,7 +39,7 @@ from viva.view.answers import (
 )
 from viva.view.entries import parse_query
 from viva.view.files import names_of
-from viva.view.run_index import Reading, RunIndex
+from viva.view.run_index import IndexReader, RunIndex
 from viva.view.summary import summary_answer
 
 STATIC_TYPES = {".js": "text/javascript", ".css": "text/css", ".html": "text/html", ".svg": "image/svg+xml"}
@@ -161,7 +161,7 @@ class _Api:
         self._runs = runs
         self._names = names_of([run.folder for run in runs])
         self._lock = threading.Lock()
-        self._reading = Reading(runs, self._lock)
+        self._reading = IndexReader(runs, self._lock)
 
     def routes(self) -> list[Route]:
         """Handlers by the last part of their address. Some wait for what is read, or for modules to load."""

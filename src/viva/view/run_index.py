@@ -241,7 +241,7 @@ def read_run(source: str | Path) -> RunIndex:
     return run
 
 
-class Reading:
+class IndexReader:
     """Keeps indexes, behind their lock, up to date while somebody asks, in slices so short that nobody waits long."""
 
     def __init__(self, runs: Sequence[RunIndex], lock: threading.Lock) -> None:

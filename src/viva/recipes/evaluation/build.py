@@ -14,7 +14,7 @@ import chz
 from tinker_cookbook.renderers.base import Renderer
 
 from viva.conversation.messages import counted
-from viva.eval.conversations import Conversations, play_all
+from viva.eval.conversations import ConversationKind, play_all
 from viva.eval.direct import DirectEvaluator, DirectSampler, ask_all, match_tokens
 from viva.eval.estimates import compare, summarise
 from viva.eval.figures import comparison_text, evaluation_text, figures_of
@@ -22,7 +22,7 @@ from viva.eval.records import (
     Asked,
     Costs,
     Evaluation,
-    Played,
+    PlayedProblem,
     read_evaluation,
     write_comparison,
     write_evaluation,
@@ -170,7 +170,7 @@ async def _sample(
     )
     asked: tuple[Asked, ...] = ()
     greedy: tuple[Asked, ...] = ()
-    played: dict[str, tuple[Played, ...]] = {}
+    played: dict[str, tuple[PlayedProblem, ...]] = {}
     metrics: dict[str, dict[str, float]] = {}
     rows: list[dict[str, object]] = []
     if plan.is_open:
@@ -247,11 +247,11 @@ async def opened_judge(
 
 async def conversations_of(
     config: ConversationConfig, opened: OpenPolicy, make_judge: JudgeMaker, console: EvaluationConsole
-) -> Conversations:
+) -> ConversationKind:
     """One kind of conversation with a policy, to be played on problems."""
     game = config.game()
     talking = PolicyRef(sampling_client=opened.client, timeout_s=config.policy_timeout_s)
-    return Conversations(
+    return ConversationKind(
         num_agents=config.num_agents,
         factory=partial(
             game.factory,

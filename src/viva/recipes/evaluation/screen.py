@@ -12,7 +12,7 @@ from viva.conversation.messages import counted
 from viva.eval.conversations import play_all
 from viva.eval.direct import DirectSampler
 from viva.eval.figures import shown_figure, shown_interval
-from viva.eval.records import Costs, Played, cost_lines
+from viva.eval.records import Costs, PlayedProblem, cost_lines
 from viva.eval.screening import (
     Criticised,
     Screener,
@@ -244,7 +244,7 @@ async def _sample(
     plan: _Plan, opened: OpenPolicy, options: ScreenOptions, console: EvaluationConsole
 ) -> Screening:
     costs = Costs()
-    played: dict[str, tuple[Played, ...]] = {}
+    played: dict[str, tuple[PlayedProblem, ...]] = {}
     records: dict[str, tuple[ConversationRecord, ...]] = {}
     critics: tuple[Criticised, ...] = ()
     async with AsyncExitStack() as stack:
