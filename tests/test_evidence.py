@@ -499,8 +499,12 @@ def test_cells_at_the_learning_rate_that_was_not_chosen_stand_in_a_table_of_thei
         *(cell(arm, THROWN_AWAY, [100], learning_rate=slow) for arm in ("r_sol", "majority")),
         cell("r_sol", THROWN_AWAY, [0], learning_rate=fast),
         cell("majority", THROWN_AWAY, [100], learning_rate=fast),
-        *(cell(arm, seed, [50, 50], learning_rate=slow) for arm in ("r_sol", "majority") for seed in (0, 1)),
-        *(cell("r_sol", seed, [100, 50], learning_rate=fast, other_rate=True) for seed in (0, 1)),
+        *(
+            cell(arm, seed, [50, 50], learning_rate=slow)
+            for arm in ("r_sol", "majority")
+            for seed in (0, 1, 2)
+        ),
+        *(cell("r_sol", seed, [100, 50], learning_rate=fast, other_rate=True) for seed in (0, 1, 2)),
     ]
     monkeypatch.setattr(run, "read_ledger", lambda: ledger)
     ran = []
@@ -519,10 +523,10 @@ def test_cells_at_the_learning_rate_that_was_not_chosen_stand_in_a_table_of_thei
     assert "r_sol" not in rate_table(
         run.of_any_rate(ledger), [("r_sol", "majority")]
     )  # no rate that is new has both
-    ledger.extend(cell("majority", seed, [0, 50], learning_rate=fast, other_rate=True) for seed in (0, 1))
+    ledger.extend(cell("majority", seed, [0, 50], learning_rate=fast, other_rate=True) for seed in (0, 1, 2))
     last = rate_table(run.of_any_rate(ledger), [("r_sol", "majority")]).splitlines()[2:]
     assert last == [
-        f"| `r_sol` - `majority` | {fast:g} | 2 | +50.0 (+50.0 to +50.0) | +50.0 (+50.0 to +50.0) |"
+        f"| `r_sol` - `majority` | {fast:g} | 3 | +50.0 (+50.0 to +50.0) | +50.0 (+50.0 to +50.0) |"
     ]
 
 

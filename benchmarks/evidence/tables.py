@@ -273,7 +273,7 @@ def at_rate(cells: Sequence[Cell], rate: float) -> list[Cell]:
 
 
 def rate_table(cells: Sequence[Cell], named: Sequence[tuple[str, str]]) -> str:
-    """Contrasts at one learning rate that is not the chosen one of both arms, in points; empty without any.
+    """Contrasts at one learning rate that is not the chosen one of both arms, in points, from three seeds on.
 
     None of these was named before, so there are no p-values.
 
@@ -287,7 +287,7 @@ def rate_table(cells: Sequence[Cell], named: Sequence[tuple[str, str]]) -> str:
         own = at_rate(cells, rate)
         found = [contrast(*pair, own, figure) for figure in ("greedy", "sampled")]
         is_new = any(each["arm"] in pair and each.get("other_rate") for each in own)
-        if is_new and (known := [each for each in found if each is not None]):
+        if is_new and (known := [each for each in found if each is not None and each.num_seeds > 2]):
             points = [f"{each.mean:+.1f} ({each.low:+.1f} to {each.high:+.1f})" for each in known]
             rows.append([f"`{pair[0]}` - `{pair[1]}`", f"{rate:g}", str(known[0].num_seeds), *points])
     return _markdown(rows) if len(rows) > 2 else ""
