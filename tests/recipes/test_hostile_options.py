@@ -160,6 +160,12 @@ def test_a_strategy_takes_a_task_alone(tmp_path):
     assert list(find_strategies([f"{tmp_path}/mine.py:one"])) == ["one"]
 
 
+def test_a_strategy_of_ones_own_has_no_name_of_the_recipes(tmp_path):
+    (tmp_path / "mine.py").write_text("def conversation(task): ...\n")
+    with pytest.raises(ValueError, match="has the name of a strategy of the recipe, 'conversation'"):
+        find_strategies([f"{tmp_path}/mine.py:conversation"])
+
+
 def test_a_strategy_that_makes_no_group_is_refused_before_the_first_step(folder, capsys):
     (folder / "mine.py").write_text(
         "def nothing(task):\n    return 3\n\n\ndef broken(task):\n    return 1 + task\n"

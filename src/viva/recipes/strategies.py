@@ -345,7 +345,7 @@ def find_strategies(names: Sequence[str]) -> dict[str, StrategyFactory]:
     """Strategies in the order given, by their ids: the recipe's names, or the names of the user's functions.
 
     Raises:
-        ValueError: If there are none, one is unknown, or two have the same id.
+        ValueError: If there are none, one is unknown, two have the same id, or a function has that of the recipe's own.
     """
     if not names:
         raise ValueError(f"strategies must name at least one of {', '.join(STRATEGIES)}; got none")
@@ -372,5 +372,8 @@ def _find(name: str) -> tuple[str, StrategyFactory]:
             signature(factory).bind(object())
         except (TypeError, ValueError) as error:
             raise ValueError(f"{name!r} must be a function of a Task, its only argument: {error}") from error
-        return name.rpartition(":")[2], cast(StrategyFactory, factory)
+        own = name.rpartition(":")[2]
+        if own in STRATEGIES:
+            raise ValueError(f"{name!r} has the name of a strategy of the recipe, {own!r}; call the function otherwise")
+        return own, cast(StrategyFactory, factory)
     raise ValueError(unknown("strategy", name, STRATEGIES, also=", module:FUNCTION or path.py:FUNCTION"))
