@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
 from importlib import import_module
@@ -64,6 +64,9 @@ class Conversations(Sequence[ConversationRecord]):
             return row.record
         paid = {seat: reward for seat, reward in enumerate(row.rewards or ()) if reward is not None}
         return ConversationRecord(question="", rewards=paid)
+
+    def __iter__(self) -> Iterator[ConversationRecord]:
+        return (self[place] for place in range(len(self)))
 
 
 class Run:

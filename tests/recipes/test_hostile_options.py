@@ -162,7 +162,7 @@ def test_a_strategy_takes_a_task_alone(tmp_path):
 
 def test_a_strategy_of_ones_own_has_no_name_of_the_recipes(tmp_path):
     (tmp_path / "mine.py").write_text("def conversation(task): ...\n")
-    with pytest.raises(ValueError, match="has the name of a strategy of the recipe, 'conversation'"):
+    with pytest.raises(ValueError, match="has the name of a strategy of the recipe; rename"):
         find_strategies([f"{tmp_path}/mine.py:conversation"])
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from viva.conversation.records import Solution
 from viva.judging.records import ConversationRecord, Transcript
 from viva.view.conversation import (
     MAX_TEXT_CHARS,
@@ -126,3 +127,16 @@ def test_every_token_has_its_numbers():
 def test_a_turn_without_one_value_per_token_is_refused(name):
     with pytest.raises(ValueError, match="one value per token"):
         token_payload(tokens_row(**{name: ["a"] if name == "pieces" else [1]}), None)
+
+
+def test_fields_of_turns_and_failures_that_are_not_known_are_passed_over():
+    turn = {"agent_id": 0, "round_index": 0, "response": {"solution": "4"}, "tokens": 12}
+    failure = {"agent_id": 1, "round_index": 0, "reason": "cut", "seconds": 3}
+    record = ConversationRecord.model_validate({"question": "q", "turns": [turn], "failures": [failure]})
+    assert (record.turns[0].response, record.failures[0].reason) == (Solution(solution="4"), "cut")
+
+
+def test_an_unreadable_reply_is_named_by_its_place_in_the_file():
+    turn = {"agent_id": 0, "round_index": 0, "response": {"solution": 4}}
+    with pytest.raises(ValueError, match=r"f:1: not a transcript: record\.turns\.0\.response\.solution: "):
+        Transcript.parse("f:1", {"step": 0, "group": 0, "record": {"question": "q", "turns": [turn]}})

@@ -10,6 +10,9 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, PlainSerializer
 
+_STORED = ConfigDict(extra="ignore")
+"""Fields of a stored turn that this version does not know are passed over."""
+
 
 def encodable(text: str) -> str:
     """The text, its half characters (JSON can spell them, nothing can encode them) replaced by U+FFFD."""
@@ -110,24 +113,28 @@ class ReplyStatus(StrEnum):
 class Turn:
     """One reply of one agent."""
 
+    __pydantic_config__: ClassVar[ConfigDict] = _STORED
+
     agent_id: int
     round_index: int
     segment: str = "turn"
     """Name of the protocol's segment that was asked for."""
     lane: int = 0
     """Index among the parallel generations of its round."""
-    prompt: str = ""
+    prompt: str
     """The user message this agent answered (without the chat template); of a vote without words, all it was asked."""
-    text: str = ""
+    text: str
     """The reply as decoded, without end-of-turn token and thinking."""
     response: Annotated[Reply, PlainSerializer(lambda reply: reply.model_dump())]
     """As it was read; stored with all its fields, whatever kind of reply it is."""
-    status: ReplyStatus = ReplyStatus.OK
+    status: ReplyStatus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
     """Early end of an agent, with the reason."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = _STORED
 
     agent_id: int
     round_index: int

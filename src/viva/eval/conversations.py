@@ -76,7 +76,7 @@ class ConversationKind:
 
     num_agents: int
     factory: Callable[[Grader], BuilderFactory]
-    """Makes them, with solutions graded for the metrics by what it is given."""
+    """Given a grader for the metrics, returns what makes a conversation of a problem and a seed."""
     sampling: Sampling
     begin: Begin = unseen
 

@@ -171,7 +171,7 @@ def record_of(builder: EnvGroupBuilder) -> Any:
 def weighted_turns(
     group: TrajectoryGroup, weights: Sequence[float] | None = None
 ) -> list[Sequence[Completion]]:
-    """Every turn of every seat, whole, with the weight of its place: one for each turn that was played, or 1."""
+    """Every turn of every seat, whole; ``weights`` has one number for each turn of a seat, without it all are 1."""
     return [
         [
             Completion(transition=turn, weight=1.0 if weights is None else weights[turn])

@@ -17,6 +17,7 @@ from viva.conversation.records import (
     CritiqueReply,
     Failure,
     Reply,
+    ReplyStatus,
     Revision,
     Solution,
     ToolCall,
@@ -32,7 +33,8 @@ def _with_reply(turn: Any) -> Any:
     """A stored turn with its reply as the kind that has the stored fields."""
     if not isinstance(turn, dict) or not isinstance(turn.get("response"), dict):
         return turn
-    return turn | {"response": _reply_of(turn["response"])}
+    read = _StoredReply.model_validate({"response": turn["response"]})
+    return {"prompt": "", "text": "", "status": ReplyStatus.OK, **turn, "response": read.response}
 
 
 def _reply_of(value: dict[str, Any]) -> Reply:
@@ -49,6 +51,12 @@ def _reply_of(value: dict[str, Any]) -> Reply:
         return Revision.model_validate(fields)
     has_thoughts = "reflection" in fields or "evaluation" in fields
     return (AgentResponse if has_thoughts else Solution).model_validate(fields)
+
+
+class _StoredReply(BaseModel):
+    """So that an error names the field of the turn."""
+
+    response: Annotated[Reply, BeforeValidator(_reply_of)]
 
 
 class _StoredRecord(BaseModel):

@@ -186,8 +186,8 @@ class RunOptions:
     """Policies that talk."""
 
     @property
-    def base_model(self) -> dict[str, str]:
-        """How to name the model beside saved weights: here it may have moved; a server knows where its own is."""
+    def _base_model_argument(self) -> dict[str, str]:
+        """Keyword argument that names the model of saved weights: on this machine, where its folder may have moved."""
         return {"base_model": self.model} if self.engine.engine == "local" else {}
 
     async def open_state(self, service: ServiceClient, path: str) -> TrainingClient:
@@ -195,7 +195,7 @@ class RunOptions:
         from viva.sdk import settled
 
         return await settled(
-            service.create_training_client_from_state_with_optimizer(path, **self.base_model)
+            service.create_training_client_from_state_with_optimizer(path, **self._base_model_argument)
         )
 
     async def open_start(self, service: ServiceClient) -> TrainingClient:
@@ -204,7 +204,7 @@ class RunOptions:
 
         path = self.load_checkpoint_path
         if path is not None:
-            return await settled(service.create_training_client_from_state(path, **self.base_model))
+            return await settled(service.create_training_client_from_state(path, **self._base_model_argument))
         pending = service.create_lora_training_client(self.model, rank=self.lora_rank, seed=self.seed)
         return await settled(pending)
 

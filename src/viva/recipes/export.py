@@ -168,10 +168,10 @@ def _find(run_dir: str | Path, options: ExportOptions) -> _Source:
 
 def _export_folders(source: _Source, options: ExportOptions) -> list[Path]:
     """Write the adapter and the model it is merged into, or the model of which all was trained."""
-    from viva.run.export import export_weights, merge_adapter_into_model
-
     target = source.run.folder / "export" if options.to is None else Path(options.to).expanduser()
     _check_free(target, source.model, overwrite=options.overwrite)
+    from viva.run.export import export_weights, merge_adapter_into_model
+
     with (
         source.local_state(options.base_url) as state_path,
         _complete_or_absent(target, ".export~") as staging,

@@ -111,7 +111,9 @@ async def _run_recipe(config: RecipeConfig, keep: Callable[[OpenRun], None]) -> 
         raise FailedRunError(str(error)) from error
     except FloatingPointError as error:  # nothing was saved since
         raise FailedRunError(f"{error} {_how_to_go_on(opened)}") from error
-    # what the SDK raises, among others, and a FailedRunError, which nobody explains further
+    except FailedRunError:
+        raise
+    # what the SDK raises, among others
     except (ValueError, RuntimeError, OSError, tinker.TinkerError) as error:
         told = explain(error, engine.server) or _disk_problem(error)
         if told is None:
@@ -146,7 +148,8 @@ async def make_training(
     """The loop's parts for an open run.
 
     ``make_builder`` makes the conversations that test prompts are played as, if there are any; ``followers`` give
-    judges and others their weights at each step; ``evaluators`` come after direct answers and test conversations.
+    judges and others their weights at each step; ``evaluators`` come after direct answers and test conversations. For
+    ``experts`` and ``samples_every`` see `viva.training.loop.LoopConfig`.
 
     Raises:
         ValueError: If the judge of test answers cannot be had.

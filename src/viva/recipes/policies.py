@@ -182,7 +182,7 @@ async def _open_frozen(
         client = await settled(opened.service.create_sampling_client(base_model=plan.model))
         return FixedMember(journal.client(client, f"member {name}"))
     saved = opened.saved_weights(trained[past.of], plan)
-    return PastSelves(f"past-{name}", f"member {name}", saved, every=past.every, most=past.most)
+    return PastSelves(f"past-{name}", saved, whose=f"member {name}", every=past.every, most=past.most)
 
 
 async def _open_other(name: str, roles: Roles, plan: Plan, opened: OpenRun) -> SamplingClient:

@@ -374,6 +374,8 @@ def _find(name: str) -> tuple[str, StrategyFactory]:
             raise ValueError(f"{name!r} must be a function of a Task, its only argument: {error}") from error
         own = name.rpartition(":")[2]
         if own in STRATEGIES:
-            raise ValueError(f"{name!r} has the name of a strategy of the recipe, {own!r}; call the function otherwise")
+            raise ValueError(
+                f"{name!r} has the name of a strategy of the recipe; rename the function, to my_{own} for example"
+            )
         return own, cast(StrategyFactory, factory)
     raise ValueError(unknown("strategy", name, STRATEGIES, also=", module:FUNCTION or path.py:FUNCTION"))

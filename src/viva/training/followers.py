@@ -135,7 +135,7 @@ class Every(Follower):
         name: str = "judge",
     ) -> None:
         self.policy = policy
-        self._past = PastSelves(name, name, saved, every=every, most=1)
+        self._past = PastSelves(name, saved, whose=name, every=every, most=1)
         self._max_staleness = max_staleness
         self._judges: dict[int, SamplingClient] = {}
         """By the number of steps that were reached."""
@@ -241,10 +241,10 @@ class PastSelves(FrozenMember):
     """A trained member as it was after the last multiples of so many steps, the run's beginning included.
 
     It is saved every so many steps under the name with a number, and of the saved ones the newest are met, ``most`` of
-    them; ``whose`` they are is for messages.
+    them. Messages call it ``whose``.
     """
 
-    def __init__(self, name: str, whose: str, saved: SavedWeights, *, every: int, most: int) -> None:
+    def __init__(self, name: str, saved: SavedWeights, *, whose: str, every: int, most: int) -> None:
         self._name = name
         self._whose = whose
         self._weights = saved

@@ -276,6 +276,7 @@ async def _step(
 async def _imitation_step(run: Training, dataset: ExampleDataset, step: int, console: RunConsole) -> None:
     clock, metrics = Clock(), dict(run.first_metrics) if step == 0 else {}
     if run.config.eval_every and step % run.config.eval_every == 0:
+        console.phase("evaluating")
         metrics |= await _evaluate(run, await _snapshot(run, step), step, console)
         clock.lap("evaluation")
     console.phase("updating")
@@ -386,7 +387,7 @@ async def _evaluate(
 async def _rollouts(
     run: Training, console: RunConsole, step: int, version: int, sampler: SamplingClient
 ) -> _PlayedStep:
-    config = run.config
+    config, started = run.config, time.monotonic()
     _follow(run, sampler, version)
     builders_P = run.dataset.get_batch(step)
     if (config.max_staleness or config.stream_updates) and any(map(is_strategy, builders_P)):
@@ -401,7 +402,6 @@ async def _rollouts(
         on_reply=progress.on_reply,
     )
     stream = GroupStream(run.client, config.update) if config.stream_updates else None
-    started = time.monotonic()
 
     def on_group(index: int, outcome: GroupOutcome) -> None:
         check_judge(outcome, step)
@@ -482,6 +482,7 @@ async def _finish(run: Training, next_step: int, console: RunConsole) -> None:
     sizes = run.folder.log.sizes()
     if run.config.eval_every and run.evaluators:
         clock = Clock()
+        console.phase("evaluating")
         sampler = await _snapshot(run, next_step)
         metrics = await _evaluate(run, sampler, next_step, console, at_end=True)
         metrics |= _told_by_followers(run, next_step)

@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import get_args
 
 import numpy as np
 import tinker
@@ -121,7 +122,8 @@ def token_metrics(outcomes_P: Sequence[GroupOutcome]) -> dict[str, float]:
     names: dict[Role, str] = {"policy": "rollout", "judge": "judge", "scorer": "scorer"}
     metrics: dict[str, float] = {}
     total = 0
-    for role, name in names.items():
+    for role in get_args(Role):
+        name = names[role]
         usage = sum((outcome.usage.get(role, Usage()) for outcome in outcomes_P), Usage())
         total += usage.total
         if role == "policy" or usage.total:

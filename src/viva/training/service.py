@@ -8,8 +8,8 @@ session, too, within `FAREWELL_S`. A server that does not hear of it ends the se
 The learning rate where the user gives none: models that tinker-cookbook knows get its ``hyperparam_utils.get_lr`` (only
 where that needs no network). For a model in a local folder, the same shape of rule is applied to its ``config.json``:
 ``5e-4 * (2000 / hidden_size) ** e`` for LoRA, a tenth of it for full fine-tuning, with ``e`` = 0.781 for the Llama
-family and 0.0775 for all others. Models narrower than that get `NARROW_RATE`: a power law fitted to billions of
-parameters overshoots for a few million.
+family and 0.0775 for all others. Models with a ``hidden_size`` below 2000 get `NARROW_RATE`: the power law was
+fitted to models of billions of parameters and overshoots for one of a few million.
 """
 
 import asyncio

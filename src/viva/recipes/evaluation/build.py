@@ -222,7 +222,7 @@ async def _sample(
 
 
 JudgeMaker = Callable[[float | None], Judge | None]
-"""The judge that a reward asks for, from the longest time of one comparison; ``None`` where none is asked."""
+"""Makes the judge that a reward asks for, given the longest time of one comparison; ``None`` where none is asked."""
 
 
 @asynccontextmanager
