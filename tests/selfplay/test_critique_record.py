@@ -27,7 +27,8 @@ from review_agents import (
     streams_of,
 )
 
-from viva.rewards.critique import review_votes
+from viva.judging.records import ConversationRecord
+from viva.rewards.critique import review_votes, stored_votes
 from viva.rewards.review import ReviewRules
 from viva.training.rollouts import run_groups
 
@@ -166,6 +167,17 @@ async def test_a_builder_can_be_sent_to_another_process() -> None:
     (outcome,) = await run_groups([again], Population(agents=everyone(HONEST)), max_retries=0)
     assert outcome.void_reason is None
     assert streams_of(again) == await streams(everyone(HONEST), rules=PAPER)
+
+
+async def test_a_stored_conversation_without_its_number_of_agents_is_scored_by_who_spoke() -> None:
+    builder = builder_of(judge=None, rules=PAPER, grader=None)
+    await run_groups([builder], Population(agents=everyone(HONEST)), max_retries=0)
+    stored = dict(builder.record())
+    record = ConversationRecord.model_validate(stored)
+    del stored["num_agents"]
+    votes = stored_votes(ConversationRecord.model_validate(stored), PAPER)
+    assert votes == stored_votes(record, PAPER)
+    assert len(votes.agents) > 1
 
 
 async def test_stored_votes_are_those_that_were_scored() -> None:

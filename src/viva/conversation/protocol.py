@@ -227,8 +227,8 @@ class Segment:
     votes_on: Callable[[Sequence[Turn], View], Mapping[int | tuple[str, int], str]] | None = None
     """Solutions of a vote without words: from the turns that the round shows the agent to the solutions that it votes
     on, by what stands for them in votes. Behind each pair stands the instruction, and the probabilities of labels are
-    the vote, see `viva.selfplay.label_votes`. Nothing is sampled, so nothing is read or earned. ``None``: the reply is
-    written."""
+    the vote, see `viva.judging.ranking.LabelBallot`. Nothing is sampled, so nothing is read or earned. ``None``: the
+    reply is written."""
     on_invalid: Literal["keep", "fail"] = "keep"
     """Fate of an agent whose reply is ``unstructured``: it stays and earns what could be read, or it leaves
     the conversation with a recorded reason."""

@@ -13,6 +13,7 @@ from torch import nn
 _SMALLEST_EPS = torch.finfo(torch.float32).tiny
 """Anything less is 0 in float32, and a gradient of 0 would be divided by it."""
 _KINDS = ("mean", "square")
+"""Moments of a parameter."""
 
 
 def check_adam(params: AdamParams) -> None:
@@ -80,7 +81,7 @@ class AdamW:
 
     def load(self, moments: Mapping[str, torch.Tensor], num_steps: int) -> None:
         """Take over stored moments; `ValueError` if they belong to other parameters."""
-        owners = {f"{kind}.{name}": each for kind in _KINDS for name, each in self._parameters.items()}
+        owners = {f"{kind}.{name}": owner for kind in _KINDS for name, owner in self._parameters.items()}
         foreign = sorted(set(moments) - set(owners))
         if foreign:
             raise ValueError(f"The optimiser state has parameters this model does not train: {foreign[:3]}.")

@@ -78,7 +78,7 @@ def metadata_of_file(file: str | Path, name: str) -> Metadata:
 def metadata_of_model(
     config: "PretrainedConfig", tokenizer: "PreTrainedTokenizerBase", name: str
 ) -> Metadata:
-    """The fields of a GGUF file, shown as `name`, of a model of ``transformers``; llama.cpp computes the same with it.
+    """The fields of a GGUF file by which llama.cpp computes what a model of ``transformers`` does; `name` is shown.
 
     Raises:
         ValueError: Its architecture, one of its settings or its tokenizer is one that cannot be written exactly.

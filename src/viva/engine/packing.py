@@ -29,7 +29,7 @@ _MASK = "mask"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatumArrays:
-    """One datum."""
+    """The arrays of one `tinker.Datum`: an example, as the loop of an update calls it."""
 
     tokens: np.ndarray
     """``[N]`` int64 model input."""

@@ -294,8 +294,12 @@ def token_array(prompt: tinker.ModelInput, base: BaseModel) -> np.ndarray:
     return tokens
 
 
-def check_max_tokens(base: BaseModel, num_tokens: int, asked: int | None) -> int:
-    """The most tokens to sample behind so many, ``None`` meaning all that fit; `ValueError` if they do not."""
+def resolve_max_tokens(base: BaseModel, num_tokens: int, asked: int | None) -> int:
+    """Tokens to sample at most after a prompt of ``num_tokens``; ``asked=None`` means up to the end of the context.
+
+    Raises:
+        ValueError: If they do not fit, or are fewer than one.
+    """
     room = base.context_length - num_tokens
     if asked is not None and asked < 1:
         raise ValueError(f"max_tokens must be at least 1, not {asked}.")

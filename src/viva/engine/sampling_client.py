@@ -14,10 +14,10 @@ from viva.engine.requests import (
     PromptScoring,
     SampleRequest,
     block_digests,
-    check_max_tokens,
     make_rule,
     make_scoring,
     make_stop_rule,
+    resolve_max_tokens,
     token_array,
 )
 from viva.engine.scheduler import LocalFuture
@@ -213,7 +213,7 @@ class LocalSamplingClient:
             raise ValueError(f"num_samples must be at least 1, not {num_samples}.")
         if topk_samples < 0:
             raise ValueError(f"topk_sample_logprobs must be at least 0, not {topk_samples}.")
-        max_tokens = 0 if params is None else check_max_tokens(self._base, len(tokens), params.max_tokens)
+        max_tokens = 0 if params is None else resolve_max_tokens(self._base, len(tokens), params.max_tokens)
         params = params or tinker.SamplingParams()
         derived_seed = self._core.derived_seed(self._stream, self._requests)
         future: LocalFuture[tinker.SampleResponse] = LocalFuture(self._core.pump, cancellable=True)

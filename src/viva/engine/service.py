@@ -255,7 +255,8 @@ class Switch:
                     )
                 self._core = service._core
 
-        self._class = cast(Any, tinker).ServiceClient = InstalledServiceClient
+        self._class = InstalledServiceClient
+        cast(Any, tinker).ServiceClient = InstalledServiceClient
 
     def undo(self) -> None:
         """Put back what was there before; a second time it does nothing.

@@ -124,7 +124,7 @@ def same_words(one: str, other: str) -> bool:
     return one.split() == other.split()
 
 
-def messages_to_judge(question: str, asked: str, system_prompt: str, own_answer: str) -> list[Message]:
+def with_problem(question: str, asked: str, system_prompt: str, own_answer: str) -> list[Message]:
     """The messages to a judge, for a renderer: the problem, its own answer if it has one, and what it is asked."""
     own = f"Your own answer:\n{quote(own_answer)}\nEnd of your own answer.\n" if own_answer else ""
     return [
@@ -139,7 +139,7 @@ def judge_messages(
     """The messages of one comparison."""
     shown = f"{shown_solution('A', solution_a)}{shown_solution('B', solution_b)}"
     asked = f"{shown}Which solution is better? Reply with the JSON object."
-    return messages_to_judge(question, asked, system_prompt, own_answer)
+    return with_problem(question, asked, system_prompt, own_answer)
 
 
 class JudgeError(RuntimeError):

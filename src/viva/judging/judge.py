@@ -227,7 +227,7 @@ def check_policy(policy: str, option: str = "policy") -> None:
 class PolicySelfComparisonJudge(Judge):
     """Compares solutions with the policy that a `PolicyRef` holds, looked up at every comparison.
 
-    What the options say of a policy or an endpoint has no part here.
+    ``options.policy`` and ``options.endpoint`` are ignored: the weights are those that `policy` holds.
 
     Raises:
         ValueError: If the labels do not begin with different tokens.
@@ -247,7 +247,7 @@ class PolicySelfComparisonJudge(Judge):
     async def compare(
         self, question: str, solutions: Mapping[int, str], first: int, second: int, seed: int
     ) -> Comparison:
-        """See `Judge.compare`; sampled at temperature 0, if at all, so the seed changes nothing.
+        """See `Judge.compare`; the seed has no effect: verdicts are sampled at temperature 0.
 
         Raises:
             JudgeError: If the engine's probabilities are unusable. Its own errors pass through.

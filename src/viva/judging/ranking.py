@@ -80,7 +80,7 @@ class RankingReply(Reply):
 
     @property
     def status(self) -> ReplyStatus:
-        """``ok`` if all that was written or asked counts, ``unstructured`` if there is no vote, else ``repaired``."""
+        """``ok`` if every vote counts that was written, or asked for by labels; ``unstructured`` without any vote."""
         if not self.preferences:
             return ReplyStatus.UNSTRUCTURED
         return ReplyStatus.REPAIRED if self.dropped else ReplyStatus.OK

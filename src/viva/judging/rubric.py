@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from tinker_cookbook.renderers.base import Message
 
 from viva.conversation.protocol import quote
-from viva.judging.comparison import messages_to_judge
+from viva.judging.comparison import with_problem
 from viva.judging.records import Criterion
 
 CRITERION_SYSTEM_PROMPT = """\
@@ -38,7 +38,7 @@ def criterion_messages(question: str, answer: str, criterion: str, own_answer: s
         f"Criterion:\n{quote(criterion)}\n"
         "Does the answer fulfil the criterion? Reply with the JSON object."
     )
-    return messages_to_judge(question, asked, CRITERION_SYSTEM_PROMPT, own_answer)
+    return with_problem(question, asked, CRITERION_SYSTEM_PROMPT, own_answer)
 
 
 def weighted_mean(scores_C: Sequence[float | None], weights_C: Sequence[float]) -> float | None:

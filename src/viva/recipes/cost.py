@@ -162,11 +162,7 @@ def recipe_cost(config: Planned, text: Text) -> RecipeCost:
     Raises:
         ValueError: If the configuration could not be run, or has a strategy of the user's own.
     """
-    if isinstance(config, MathConfig):
-        return _math_cost(config, text)
-    if isinstance(config, ConversationConfig):
-        return _conversation_cost(config, text)
-    raise ValueError(f"the cost of {type(config).__module__} is not known; known are {', '.join(ANSWERING)}")
+    return _math_cost(config, text) if isinstance(config, MathConfig) else _conversation_cost(config, text)
 
 
 def _conversation_cost(config: ConversationConfig, text: Text) -> RecipeCost:

@@ -258,8 +258,9 @@ def review_votes(conversation: Conversation, judged: Judged) -> ReviewVotes:
 
     Agents that failed are not scored; what they said before still counts.
     """
+    failed = {failure.agent_id for failure in conversation.failures}
     before, after = conversation.solutions("proposal"), conversation.solutions("revision")
-    agents = tuple(agent_id for agent_id in conversation.finished if agent_id in after)
+    agents = tuple(agent_id for agent_id in sorted(after) if agent_id not in failed)
     sides = (initial, revised)
     duels = [
         duel_of(comparison, sides[comparison.first](agent_id), sides[comparison.second](agent_id))

@@ -9,7 +9,7 @@ from typing import Any
 import chz
 
 from viva.conversation.messages import counted, text_table
-from viva.conversation.records import Solution, Turn
+from viva.conversation.records import ReplyStatus, Solution, Turn
 from viva.eval.estimates import compare
 from viva.eval.figures import shown_figure, shown_interval
 from viva.eval.judged import JudgedPair, figures_of_judges, judge_pairs, paired
@@ -319,7 +319,14 @@ def _rows(
             order="simultaneous",
             judge=described,
             turns=tuple(
-                Turn(agent_id=place, round_index=0, text=each.text, response=Solution(solution=each.text))
+                Turn(
+                    agent_id=place,
+                    round_index=0,
+                    prompt="",
+                    text=each.text,
+                    response=Solution(solution=each.text),
+                    status=ReplyStatus.OK,
+                )
                 for place, each in enumerate(pair.answers)
             ),
             comparisons=tuple(ComparisonRecord(**asdict(each)) for each in pair.comparisons),
