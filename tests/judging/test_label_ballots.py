@@ -110,7 +110,15 @@ def test_a_ballot_is_read_back_from_the_record_as_it_was(scores) -> None:
     stages: dict[Item, Item] = {0: ("initial", 0), 1: ("revised", 0), 2: ("initial", 1), 3: 3}
     named = {(stages[one], stages[other]): score for (one, other), score in scores.items()}
     ballot = ballot_of(named)
-    turn = Turn(agent_id=0, round_index=1, segment="verdict", response=ballot, status=ballot.status)
+    turn = Turn(
+        agent_id=0,
+        round_index=1,
+        segment="verdict",
+        prompt="",
+        text="",
+        response=ballot,
+        status=ballot.status,
+    )
     stored = ConversationRecord(question="?", turns=(turn,)).model_dump_json()
     (again,) = ConversationRecord.model_validate_json(stored).turns
     assert isinstance(again.response, LabelBallot)

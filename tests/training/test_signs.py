@@ -43,7 +43,15 @@ def record(
         for voter, votes in ballots.items()
     ]
     turns = tuple(
-        Turn(agent_id=agent, round_index=index, segment=name, response=reply, status=ReplyStatus.OK)
+        Turn(
+            agent_id=agent,
+            round_index=index,
+            segment=name,
+            prompt="",
+            text="",
+            response=reply,
+            status=ReplyStatus.OK,
+        )
         for agent, index, name, reply in [*said, *voted]
     )
     return ConversationRecord(
