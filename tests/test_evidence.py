@@ -520,13 +520,15 @@ def test_cells_at_the_learning_rate_that_was_not_chosen_stand_in_a_table_of_thei
     found = contrast_table(run.counted(ledger), [("r_sol", "majority")])
     assert "+0.0 (+0.0 to +0.0)" in found
     assert "+25.0" not in found
-    assert "r_sol" not in rate_table(
-        run.of_any_rate(ledger), [("r_sol", "majority")]
-    )  # no rate that is new has both
+    arm = f"| `r_sol` | {fast:g} | 3 | 75, 75, 75 | 75, 75, 75 |"
+    pair = [("r_sol", "majority")]
+    assert rate_table(run.counted(ledger), pair) == ""
+    assert rate_table(run.of_any_rate(ledger), pair).splitlines()[2:] == [arm]  # no new rate has both
     ledger.extend(cell("majority", seed, [0, 50], learning_rate=fast, other_rate=True) for seed in (0, 1, 2))
-    last = rate_table(run.of_any_rate(ledger), [("r_sol", "majority")]).splitlines()[2:]
-    assert last == [
-        f"| `r_sol` - `majority` | {fast:g} | 3 | +50.0 (+50.0 to +50.0) | +50.0 (+50.0 to +50.0) |"
+    assert rate_table(run.of_any_rate(ledger), pair).splitlines()[2:] == [
+        arm,
+        f"| `majority` | {fast:g} | 3 | 25, 25, 25 | 25, 25, 25 |",
+        f"| `r_sol` - `majority` | {fast:g} | 3 | +50.0 (+50.0 to +50.0) | +50.0 (+50.0 to +50.0) |",
     ]
 
 
@@ -762,3 +764,22 @@ def test_p_by_holm_stands_beside_every_contrast_that_it_does_not_bear_out():
     silent = re.sub(r"; p (by Holm )?0\.\d+", "", front + prose)
     assert len(untrue_p_values(silent, tables)) > 10
     assert untrue_p_values(front.replace("; p 0.56", "; p 0.01"), tables) != []
+
+
+def claims_without_a_row(prose, tables):
+    """Differences that no row of a table has at temperature 0 or 1, of as many seeds."""
+    return [
+        claim
+        for claim in {
+            (seeds, f"{mean} ({low} to {high})") for mean, low, high, seeds, _ in _CLAIM.findall(prose)
+        }
+        if not re.search(rf"\| {claim[0]} [^\n]*\| {re.escape(claim[1])} \|", tables)
+    ]
+
+
+def test_contrasts_at_one_learning_rate_are_those_of_the_tables():
+    prose, _, tables = run.page().partition("\n## Tables")
+    section = prose.partition("### At one learning rate")[2].partition("\n### ")[0]
+    assert len(_CLAIM.findall(section)) > 5
+    assert claims_without_a_row(section, tables) == []
+    assert len(claims_without_a_row(section.replace(" 5 seeds)", " 4 seeds)"), tables)) > 3

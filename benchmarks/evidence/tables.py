@@ -273,9 +273,10 @@ def at_rate(cells: Sequence[Cell], rate: float) -> list[Cell]:
 
 
 def rate_table(cells: Sequence[Cell], named: Sequence[tuple[str, str]]) -> str:
-    """Contrasts at one learning rate that is not the chosen one of both arms, in points, from three seeds on.
+    """Arms at the learning rate that was not chosen, and contrasts at one rate that is not the chosen one of both.
 
-    None of these was named before, so there are no p-values.
+    An arm's figures are per cent by seed, a contrast's are points, from three seeds on; none was named before, so there
+    are no p-values.
 
     Args:
         cells: Of a bed, at any learning rate.
@@ -283,6 +284,14 @@ def rate_table(cells: Sequence[Cell], named: Sequence[tuple[str, str]]) -> str:
     """
     rates = sorted({each["learning_rate"] for each in cells if "learning_rate" in each})
     rows = [["at one learning rate", "rate", "seeds", "temperature 0", "temperature 1"], ["---"] * 5]
+    others = sorted((each for each in cells if each.get("other_rate")), key=lambda each: each["seed"])
+    for arm, rate in dict.fromkeys((each["arm"], each["learning_rate"]) for each in others):
+        own = [each for each in others if each["arm"] == arm]
+        by_seed = [
+            ", ".join(f"{per_cent:.0f}" for per_cent in matrix(own, figure).mean(axis=1))
+            for figure in ("greedy", "sampled")
+        ]
+        rows.append([f"`{arm}`", f"{rate:g}", str(len(own)), *by_seed])
     for pair, rate in itertools.product(named, rates):
         own = at_rate(cells, rate)
         found = [contrast(*pair, own, figure) for figure in ("greedy", "sampled")]

@@ -19,8 +19,8 @@ Command = Callable[[argparse.Namespace], int | None]
 """Its exit status; ``None`` stands for 0."""
 ResultT = TypeVar("ResultT")
 _NOBODY_READS = 141  # a shell's status of a process that ends so
-_OF_OTHERS = ("train", "cookbook")
-"""Commands whose exceptions are not the user's mistakes in the arguments."""
+_EXPLAIN_THEMSELVES = ("train", "cookbook")
+"""Commands that tell the user's mistakes themselves; what they raise is none."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -133,7 +133,7 @@ def _exit_status(command: Command, options: argparse.Namespace) -> int:
     try:
         return command(options) or 0
     except (ValueError, OSError) as error:
-        if options.command in _OF_OTHERS:
+        if options.command in _EXPLAIN_THEMSELVES:
             raise
         return _mistake(_told(error))
 

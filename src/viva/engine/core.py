@@ -47,9 +47,9 @@ class Core:
 
     device: torch.device
     dtype: torch.dtype
-    """Of weights and updates."""
+    """Precision of weights and updates."""
     decode_dtype: torch.dtype
-    """Of the copy that samples."""
+    """Precision of the copy that samples."""
     state_dir: Path | None
     one_run: bool
     seed: int

@@ -135,7 +135,7 @@ class RunningSequence:
     tokens: list[int] = field(default_factory=list[int])
     logprobs: list[float] = field(default_factory=list[float])
     alternatives: list[Alternatives] = field(default_factory=list[Alternatives])
-    """Of every token, where any are asked for."""
+    """The most probable others of every token, where any are asked for."""
 
     @property
     def num_own(self) -> int:

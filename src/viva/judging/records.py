@@ -54,7 +54,7 @@ def _reply_of(value: dict[str, Any]) -> Reply:
 
 
 class _StoredReply(BaseModel):
-    """So that an error names the field of the turn."""
+    """A reply under the name of its field, which errors then tell."""
 
     response: Annotated[Reply, BeforeValidator(_reply_of)]
 

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING
 import chz
 
 from viva.loopback import check_packages
-from viva.recipes.common import OpenRun
 from viva.recipes.config import RecipeConfig
 
 if TYPE_CHECKING:
+    from viva.recipes.common import OpenRun
     from viva.recipes.plan import Plan
     from viva.training.loop import Training
 

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import chz
 
-from viva.recipes.common import OpenRun
 from viva.recipes.config import RecipeConfig
 from viva.selfplay.user_code import is_target, load_target, source_digest
 
 if TYPE_CHECKING:
     from tinker_cookbook.rl.types import RLDataset
 
+    from viva.recipes.common import OpenRun
     from viva.recipes.plan import Plan
     from viva.training.loop import Training
 

@@ -260,7 +260,7 @@ def _loop_config(plan: Plan, opened: OpenRun, experts: ExpertConfig | None, samp
 
 
 def _largest_gap(plan: Plan) -> float | None:
-    """By which sampler and trainer may differ where they are to be the same in the same precision; else ``None``."""
+    """Largest difference allowed between sampler and trainer of one precision and policy; of others ``None``."""
     engine, config = plan.engine, plan.config
     if engine.engine != "local" or engine.precision != "float32" or config.max_staleness:
         return None

@@ -14,12 +14,15 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import util
+from typing import TYPE_CHECKING
 
 from packaging.version import Version
 from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset
 
 from viva.loopback import check_packages
-from viva.recipes.common import OpenRun
+
+if TYPE_CHECKING:
+    from viva.recipes.common import OpenRun
 
 PREFIX = "verifiers:"
 _VERSION = "from importlib.metadata import version; print(version('verifiers'))"

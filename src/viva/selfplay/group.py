@@ -69,7 +69,7 @@ class MultiAgentConversationEnv(Env):
     renderer: Renderer
     lane: int = 0
     deal: Deal | None = None
-    """Of a control that has agents read other critiques than those of their solutions."""
+    """The exchange of a control that has agents read other critiques than those of their solutions."""
     voter: PolicySelfComparisonJudge | None = None
     """The policy whose label probabilities are votes without words."""
     roles: Roles | None = None
