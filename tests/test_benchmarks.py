@@ -21,6 +21,7 @@ from workers import SideFailedError, Worker, rotated, take_turns
 from run import PAGE, PYTHONS, RESULTS, parse
 from viva.judging.comparison import JUDGE_SYSTEM_PROMPT
 from viva.selfplay.round_robin import CONVERSATION_SYSTEM_PROMPT
+from viva.tiny import model_path
 
 FOLDER = Path(__file__).parents[1] / "benchmarks" / "performance"
 PATH = {"PYTHONPATH": str(FOLDER)}
@@ -86,6 +87,21 @@ def test_the_run_that_is_viewed_lies_where_it_is_removed_afterwards(tmp_path: Pa
 
     make({"model": str(tmp_path), "conversations": 10})
     assert len((tmp_path / "run" / "transcripts.jsonl").read_text().splitlines()) == 10
+
+
+@pytest.mark.parametrize(
+    ("engine", "system"), [("viva", "round_robin"), ("viva", "critique"), ("plain", "round_robin")]
+)
+def test_a_step_of_conversations_runs(engine: str, system: str) -> None:
+    from side_conversation import make
+
+    play = make(
+        {"engine": engine, "system": system, "model": str(model_path()), "precision": "float32", "agents": 3}
+        | {"rounds": 1, "conversations": 2, "max_tokens": 4, "verdict": 4, "micro_batch": 2}
+    )
+    measured = play(1)
+    assert measured["cost"] == pytest.approx((measured["rollouts"] + measured["update"]) / 2)
+    assert measured["tokens"] > 2 * 4
 
 
 def test_sizes_are_what_they_are_called() -> None:
@@ -235,7 +251,7 @@ def test_a_ratio_is_the_median_of_the_repeats_ratios() -> None:
     lines = render.lines_of(ROW, record(2.0, 9.0, 4.0))
     assert lines[0] == ("theirs / ours", "4.00x", "2.00 to 9.00", "at least 3x", "yes")
     assert lines[1][3:] == ("at most 2x", "**no**")
-    assert lines[2] == ("broken / ours", "not measured", "", "at least 2x", "no")
+    assert lines[2] == ("broken / ours", "not measured", "", "at least 2x", "")
 
 
 def test_a_ratio_of_a_batch_is_of_that_batch_alone_and_named_by_it() -> None:
@@ -269,7 +285,7 @@ def test_the_page_names_peers_that_could_not_be_measured_and_rows_that_are_missi
     page = render.render({"judge": entry})
     assert "- generated verdicts: could not be measured: no wheel" in page
     assert (
-        page.count("| not measured | at least 25x | no |") == 1
+        page.count("| not measured | at least 25x |  |") == 1
     )  # in the summary; the row's own table has a range
     assert "Not measured yet: long, balanced" in page
 

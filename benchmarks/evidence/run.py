@@ -249,9 +249,9 @@ def audit_bed(bed: WarmBed, runs: Sequence[str]) -> None:
 
 def tables(beds: Sequence[str]) -> str:
     """All tables of the ledger, as Markdown."""
-    parts = []
+    parts, ledger = [], read_ledger()
     for name in beds:
-        own = [each for each in read_ledger() if each["bed"] == name]
+        own = [each for each in ledger if each["bed"] == name]
         for start in dict.fromkeys(map(start_of, own)):
             parts += _bed_tables(bed_named(name), start, [each for each in own if start_of(each) == start])
     return "\n\n".join(part for part in parts if part)

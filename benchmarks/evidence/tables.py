@@ -12,6 +12,7 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -92,6 +93,12 @@ def matrix(cells: Sequence[Cell], figure: str) -> np.ndarray:
     return np.array([cell["problems"][figure] for cell in cells], dtype=float)
 
 
+@cache
+def _shares(size: int, resamples: int, seed: int) -> np.ndarray:
+    """Shares of seeds or problems in every draw, ``[draw, item]``; those of one size serve all contrasts."""
+    return np.concatenate(list(draw_counts(size, resamples, seed))) / size
+
+
 def contrast(
     first: str, second: str, cells: Sequence[Cell], figure: str, *, resamples: int = 4000
 ) -> Contrast | None:
@@ -104,10 +111,7 @@ def contrast(
     change = left - right
     by_seed = change.mean(axis=1)
     mean, low, high = mean_interval(by_seed.tolist())
-    seeds_D, problems_D = (
-        np.concatenate(list(draw_counts(size, resamples, seed=place))) / size
-        for place, size in enumerate(change.shape)
-    )
+    seeds_D, problems_D = (_shares(size, resamples, place) for place, size in enumerate(change.shape))
     draws = ((seeds_D @ change) * problems_D).sum(axis=1)
     if np.ptp(by_seed) == 0:
         p = float(not by_seed.any())  # all seeds differ by the same

@@ -118,7 +118,7 @@ def _line(title: str, spec: Ratio | Figure, found: Sequence[float], unit: str) -
     bound = "at most" if spec.at_most else "at least"
     aim = "" if spec.aim is None else f"{bound} {spec.aim:g}{unit}"
     if not found:
-        return (title, "not measured", "", aim, "no" if aim else "")
+        return (title, "not measured", "", aim, "")
     value = max(found) if isinstance(spec, Figure) and spec.largest else statistics.median(found)
     reached = spec.aim is None or (value <= spec.aim if spec.at_most else value >= spec.aim)
     verdict = "" if spec.aim is None else "yes" if reached else "**no**"

@@ -425,8 +425,10 @@ ROWS: dict[str, Row] = {
         {
             "vLLM, float32 / viva, float32": dict.fromkeys(("64 x 1", "1 x 64", "8 x 8"), 2.0),
             "vLLM, bfloat16 / viva, bfloat16": dict.fromkeys(("64 x 1", "1 x 64", "8 x 8"), 2.0),
-            "llama.cpp, float16 / viva, bfloat16": dict.fromkeys(("64 x 1", "1 x 64", "8 x 8"), 1.5)
-            | {"1 x 1": 1.0},
+            **dict.fromkeys(
+                ("llama.cpp, float16 / viva, float32", "llama.cpp, float16 / viva, bfloat16"),
+                dict.fromkeys(("64 x 1", "1 x 64", "8 x 8"), 1.5) | {"1 x 1": 1.0},
+            ),
         },
         "samples of 64 tokens behind prompts of 128, right after an update",
     ),

@@ -36,7 +36,7 @@ class Endless:
 
 def make_judge(settings: Mapping[str, Any], policy: Any, renderer: Any) -> Any:
     from viva.judging.comparison import Comparison, Outcome
-    from viva.judging.judge import PolicySelfComparisonJudge
+    from viva.judging.judge import JudgeOptions, PolicySelfComparisonJudge
 
     class Decided(PolicySelfComparisonJudge):
         async def compare(
@@ -48,7 +48,7 @@ def make_judge(settings: Mapping[str, Any], policy: Any, renderer: Any) -> Any:
             return Comparison(first=first, second=second, outcome=outcome, score=score)
 
     mode = "verdict" if settings["engine"] == "plain" else "logprob"
-    return Decided(policy, renderer, mode=mode, max_tokens=settings["verdict"])
+    return Decided(policy, renderer, JudgeOptions(mode=mode, max_tokens=settings["verdict"]))
 
 
 def open_engine(settings: Mapping[str, Any]) -> Any:
@@ -68,6 +68,7 @@ def make(settings: Mapping[str, Any]) -> Callable[[int], dict[str, float]]:
     from viva.judging.judge import PolicyRef, PolicySelfComparisonJudge
     from viva.rewards import tournament
     from viva.rewards.critique import PeerReview
+    from viva.rewards.review import ReviewRules
     from viva.sdk import settled
     from viva.selfplay.critique import critique_protocol
     from viva.selfplay.group import MultiAgentConversationEnvGroupBuilder
@@ -90,7 +91,8 @@ def make(settings: Mapping[str, Any]) -> Callable[[int], dict[str, float]]:
             protocol = critique_protocol(
                 settings["agents"], on_failure="continue", comparisons=True, ballots="labels"
             )
-            reward = PeerReview(compared_by=None)
+            # a model that cannot judge votes half for each, which the floor would keep from the update
+            reward = PeerReview(rules=ReviewRules(solution_floor=0.0), compared_by=None)
             return MultiAgentConversationEnvGroupBuilder(
                 **common, protocol=protocol, reward=reward, voter=voter
             )

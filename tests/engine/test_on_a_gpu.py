@@ -121,11 +121,11 @@ def test_what_is_left_on_the_cpu_is_found(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("rank", [0, 2])
-@pytest.mark.parametrize("begin", [0, 40])
-def test_trains(family: str, rank: int, begin: int) -> None:
+def test_trains(family: str, rank: int) -> None:
     service = service_with(family)
     trainer: Any = service.create_lora_training_client(family, rank=rank, seed=1)
-    train(trainer, [[7] * begin + [index] * 9 for index in range(4)], steps=2)
+    for begin in (0, 40):  # sequences that share nothing, and those that share their beginning
+        train(trainer, [[7] * begin + [index] * 9 for index in range(4)], steps=1)
     sampler: Any = trainer.save_weights_and_get_sampling_client()
     params = tinker.SamplingParams(max_tokens=3, stop=[259])
     response = sampler.sample(tinker.ModelInput.from_ints([7] * 100), 2, params).result()

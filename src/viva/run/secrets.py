@@ -9,7 +9,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import TracebackType
 from typing import Any
 from urllib.parse import quote, unquote
@@ -65,15 +65,16 @@ _SIGNS = {
 it holds."""
 
 
-def without_secrets(text: str) -> str:
+def without_secrets(text: str, known: frozenset[str] | None = None) -> str:
     """The text with secrets replaced by stars.
 
     Secrets are values of environment variables named like keys or passwords, credentials of a known form, blocks of
-    private keys, user names and passwords in addresses, and keys in their parameters and in headers.
+    private keys, user names and passwords in addresses, and keys in their parameters and in headers. Whoever has many
+    texts reads the variables once, by `environment_secrets`, and gives them as `known`.
     """
     parts: list[str] = []
     end = 0
-    for start, stop in _secret_spans(text):
+    for start, stop in _secret_spans(text, known):
         parts += [text[end:start], _HIDDEN]
         end = stop
     return "".join([*parts, text[end:]]) if parts else text
@@ -81,7 +82,7 @@ def without_secrets(text: str) -> str:
 
 def redacted(value: object) -> Any:
     """A JSON value without secrets, text by text: the whole as one text would not be JSON any more."""
-    return map_texts(without_secrets, value)
+    return map_texts(partial(without_secrets, known=environment_secrets()), value)
 
 
 def map_texts(change: Callable[[str], str], value: object) -> Any:
@@ -110,17 +111,22 @@ def hidden_tokens(ids: Sequence[int], pieces: Sequence[str]) -> tuple[list[int],
     return shown, kept
 
 
-def printable(text: str) -> str:
+def printable(text: str, known: frozenset[str] | None = None) -> str:
     """Lines without secrets, with visible signs for control characters and others that would steer a terminal."""
-    return without_secrets(text).translate(_SIGNS)
+    return without_secrets(text, known).translate(_SIGNS)
 
 
-def _secret_spans(text: str) -> list[tuple[int, int]]:
+def environment_secrets() -> frozenset[str]:
+    """Values of environment variables named like keys or passwords, in all spellings."""
+    return _spellings(tuple(os.environ[name] for name in os.environ if _names_secret(name)))
+
+
+def _secret_spans(text: str, known: frozenset[str] | None = None) -> list[tuple[int, int]]:
     """Begin and end of every secret in a text, in order, without overlaps."""
     if len(text) < _SHORTEST_KEY:
         return []
     merged: list[tuple[int, int]] = []
-    for start, stop in sorted(_found(text)):
+    for start, stop in sorted(_found(text, environment_secrets() if known is None else known)):
         if merged and start <= merged[-1][1]:
             merged[-1] = (merged[-1][0], max(stop, merged[-1][1]))
         else:
@@ -128,9 +134,9 @@ def _secret_spans(text: str) -> list[tuple[int, int]]:
     return merged
 
 
-def _found(text: str) -> Iterator[tuple[int, int]]:
+def _found(text: str, known: frozenset[str]) -> Iterator[tuple[int, int]]:
     """Secrets in no order; most texts hold no sign of any, and are not looked through further."""
-    yield from _values(text)
+    yield from _known_values(text, known)
     if "@" in text and "://" in text:
         for found in _USER_INFO.finditer(text):
             yield found.start(), found.end() - 1
@@ -148,12 +154,12 @@ def _found(text: str) -> Iterator[tuple[int, int]]:
     yield from _key_blocks(text)
 
 
-def _values(text: str) -> Iterator[tuple[int, int]]:
-    for spelling in _spellings(tuple(os.environ[name] for name in os.environ if _names_secret(name))):
-        start = text.find(spelling)
+def _known_values(text: str, known: frozenset[str]) -> Iterator[tuple[int, int]]:
+    for value in known:
+        start = text.find(value)
         while start >= 0:
-            yield start, start + len(spelling)
-            start = text.find(spelling, start + len(spelling))
+            yield start, start + len(value)
+            start = text.find(value, start + len(value))
 
 
 def _key_blocks(text: str) -> Iterator[tuple[int, int]]:

@@ -6,12 +6,13 @@ import html
 import json
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from importlib import resources
 from pathlib import Path
 
 from viva import __version__
 from viva.run.files import note_written, write_atomic
-from viva.run.secrets import map_texts, printable
+from viva.run.secrets import environment_secrets, map_texts, printable
 from viva.view.answers import (
     conversation_answer,
     curve_layout,
@@ -109,7 +110,8 @@ def _add_conversations(answers: dict[str, object], number: int, run: RunIndex) -
 
 def embedded_json(value: object) -> str:
     """JSON for a ``<script>`` element, which no text in it can end: every text is without credentials and controls."""
-    text = json.dumps(map_texts(printable, value), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    shown = map_texts(partial(printable, known=environment_secrets()), value)
+    text = json.dumps(shown, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for sign in "<>&\u2028\u2029":
         text = text.replace(sign, f"\\u{ord(sign):04x}")
     return text
