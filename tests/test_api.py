@@ -4,6 +4,7 @@ import ast
 import inspect
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import reference
 import viva
 from viva import Protocol, Round, Segment
+from viva.recipes.config import RecipeConfig, read_options
 from viva.recipes.programs import train_recipe
 
 ROOT = Path(__file__).parents[1]
@@ -84,6 +86,23 @@ def test_options_come_from_a_file_or_by_name_and_those_given_win(finished: viva.
     )
     assert asked.config["max_tokens"] == 24
     assert "How many?" in (asked.path / "transcripts.jsonl").read_text()
+
+
+def test_the_options_of_a_run_do_not_delete_it(finished: viva.Run, tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    shutil.copytree(finished.path, path)
+    config = finished.config | {"behavior_if_exists": "delete", "log_path": str(path)}
+    (path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    before = files(path)
+    for source in (path / "config.json", config):
+        with pytest.raises(ValueError, match="already holds a run"):
+            viva.train("protocol", config=source, seed=7)
+    assert train_recipe("protocol", [f"config={path}/config.json", "seed=7"]) == 2
+    assert files(path) == before
+
+    own = tmp_path / "own.yaml"
+    own.write_text("recipe: protocol\nbehavior_if_exists: resume\n", encoding="utf-8")
+    assert read_options(own, RecipeConfig, "protocol") == {"behavior_if_exists": "resume"}
 
 
 def test_conversations_are_read_by_the_class_that_wrote_them(finished: viva.Run, capsys: Any) -> None:

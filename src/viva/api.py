@@ -170,8 +170,9 @@ def train(
         grader: Tells whether a reply (first) gives the known answer (second): ``math``, ``exact``, ``choice``,
             ``path.py:FUNCTION`` or a function.
         steps: Number of training steps.
-        config: Options in a YAML or JSON file, such as a run's ``config.json``, or by name; those that are given
-            themselves win. The texts of a conversation are among them: ``config={"prompts": {"proposal": "..."}}``.
+        config: Options in a YAML or JSON file, such as a run's ``config.json`` (all but its ``behavior_if_exists``), or
+            by name; those that are given themselves win. The texts of a conversation are among them:
+            ``config={"prompts": {"proposal": "..."}}``.
         **options: All others of the recipe, by name; ``viva train RECIPE --help`` lists them. Where the folder
             ``log_path`` holds a run, ``behavior_if_exists`` must say what becomes of it: ``resume``, ``delete`` or
             ``raise`` (the default here).

@@ -289,12 +289,14 @@ def read_options(
 ) -> dict[str, Any]:
     """The options of a class among those in a YAML or JSON file, or by name, which may hold the class `beside`'s, too.
 
-    A run's ``config.json`` names its recipe, which must be `recipe`; what it records beside the options is left out.
+    A run's ``config.json`` must be of `recipe`; what it records beside options is left out, and ``behavior_if_exists``.
 
     Raises:
         ValueError: If the file cannot be read, is of another recipe, or has an unknown name.
     """
     values = _read_mapping(source)
+    if "prompts_digest" in values:  # a run's record, no order to delete or resume that run
+        values.pop("behavior_if_exists", None)
     known = chz.chz_fields(config_class)
     of = values.pop("recipe", None)
     if of is None:
