@@ -183,6 +183,14 @@ def test_the_shell_trains_the_same_protocol(tmp_path: Path, monkeypatch: pytest.
         ({"reward": lambda one, two: {}}, "must be a function of the conversation alone"),
         ({"reward": "peer_review"}, "does not ask for proposal"),
         ({"grader": "own"}, "grader must be one of math, exact, choice"),
+        (
+            {"prompts": ROWS[0]},
+            "must be a list of questions or rows.*mapping with query, answer. Put a row into",
+        ),
+        (
+            {"test": {"train": ROWS, "test": ROWS}},
+            "mapping with train, test.* of a DatasetDict give one split",
+        ),
         ({"prompts": None}, "Must provide either train_prompts"),
         ({"model": "tiny", "model_name": "tiny"}, "model_name is given twice"),
         ({"config": {"learnin_rate": 1.0}}, "unknown option 'learnin_rate'. Did you mean 'learning_rate'"),

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast, overload
 
 import chz
 
+from viva.conversation.messages import listed
 from viva.conversation.protocol import Protocol
 from viva.judging.records import ConversationRecord, Transcript
 from viva.recipes.config import make_options, read_options
@@ -386,7 +387,17 @@ def _prompt_options(which: str, prompts: Prompts | None, place: str) -> dict[str
 
 
 def _rows(prompts: Iterable[object]) -> list[object]:
-    """Questions and rows; of a data frame its rows, without what is missing in them."""
+    """Questions and rows; of a data frame its rows, without what is missing in them.
+
+    Raises:
+        ValueError: If they are a mapping, which is read by its keys.
+    """
+    if isinstance(prompts, Mapping):
+        raise ValueError(
+            "prompts must be a list of questions or rows, or a data frame; got a mapping with "
+            f"{listed(map(str, cast('Mapping[object, object]', prompts)))}. Put a row into a list; of a DatasetDict "
+            "give one split"
+        )
     frames = sys.modules.get("pandas")  # who has a frame has loaded it
     if frames is None or not isinstance(prompts, frames.DataFrame):
         return list(prompts)
