@@ -193,6 +193,8 @@ def test_the_shell_trains_the_same_protocol(tmp_path: Path, monkeypatch: pytest.
         ),
         ({"prompts": None}, "Must provide either train_prompts"),
         ({"model": "tiny", "model_name": "tiny"}, "model_name is given twice"),
+        ({"train_prompts_path": "other.jsonl"}, "train_prompts_path is given twice .*prompts"),
+        ({"test": ROWS, "test_prompts_path": "other.jsonl"}, "test_prompts_path is given twice"),
         ({"config": {"learnin_rate": 1.0}}, "unknown option 'learnin_rate'. Did you mean 'learning_rate'"),
     ],
 )

@@ -230,8 +230,12 @@ async def train_async(
         raise ValueError(unknown_recipe(recipe))
     named = {"model_name": None if model is None else str(model), "max_steps": steps}
     named |= _options({"reward": reward, "grader": grader})
-    if twice := sorted(set(named) & set(given) - {name for name, value in named.items() if value is None}):
-        raise ValueError(f"{twice[0]} is given twice; leave one of them out")
+    sources = {"train_prompts_path": prompts, "test_prompts_path": test}
+    if twice := [name for name, value in (named | sources).items() if value is not None and name in given]:
+        raise ValueError(
+            f"{twice[0]} is given twice (model, steps, prompts and test stand for model_name, max_steps, "
+            "train_prompts_path and test_prompts_path); leave one of them out"
+        )
     config_class = import_module(f"viva.recipes.{recipe}").Config
     config = _options(config) if isinstance(config, Mapping) else config
     named_config = {} if config is None else read_options(config, config_class, recipe)
