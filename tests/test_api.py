@@ -281,6 +281,11 @@ def test_an_environment_of_the_cookbook_is_trained_by_name(tmp_path: Path) -> No
             {"environment_options": {"levl": 1}},
             "environment_options names 'levl', which arithmetic does not take",
         ),
+        (
+            {"grader": "exact", "num_agents": 7},
+            "num_agents, grader would change nothing: environment=arithmetic",
+        ),
+        ({"test": "nowhere.jsonl"}, "test_prompts_path would change nothing"),
         ({"steps": None, "max_steps": None}, "max_steps must say how long the run is"),
     ],
 )

@@ -341,6 +341,7 @@ def test_the_example_trains(tmp_path: Path) -> None:
             "agent_timeout_s must be a number of seconds above 0",
         ),
         ({"command": "python x", "group_size": 0}, "group_size"),
+        ({"command": "python x", "num_agents": 7}, "num_agents would change nothing"),
     ],
 )
 def test_mistakes_are_told_before_anything_starts(options: dict[str, Any], complaint: str) -> None:

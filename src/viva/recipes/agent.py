@@ -20,6 +20,7 @@ import chz
 
 from viva.loopback import check_packages
 from viva.recipes.config import RecipeConfig
+from viva.recipes.reward import refuse_unused
 
 if TYPE_CHECKING:
     from viva.recipes.common import OpenRun
@@ -48,6 +49,8 @@ class Config(RecipeConfig):
 
         check_packages("viva train agent")
         at_least(self, {"group_size": 1, "max_processes": 1})
+        unused = ("num_agents", "personas", "on_failure")
+        refuse_unused(self, unused, "an episode is one process of command", RecipeConfig)
         if not 0 < self.agent_timeout_s < math.inf:
             raise ValueError(
                 f"agent_timeout_s must be a number of seconds above 0; got {self.agent_timeout_s}"

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import chz
 
-from viva.recipes.config import RecipeConfig
+from viva.recipes.config import DataOptions, RecipeConfig
+from viva.recipes.reward import refuse_unused
 from viva.selfplay.user_code import is_target, load_target, source_digest
 
 if TYPE_CHECKING:
@@ -39,6 +40,11 @@ NAMED = {
 
 _OURS = "viva"
 """The cookbook's name for the run's own renderer and tokenizer."""
+
+_UNUSED = (
+    *chz.chz_fields(DataOptions),
+    *("system_prompt", "num_agents", "personas", "on_failure", "grader"),
+)
 
 
 @chz.chz
@@ -68,6 +74,8 @@ class Config(RecipeConfig):
         from viva.training.data import PromptItem
 
         at_least(self, {"group_size": 1})
+        why = f"environment={self.environment} says what is asked, of whom, and who is right"
+        refuse_unused(self, _UNUSED, why, RecipeConfig)
         if self.max_steps is None:
             raise ValueError("max_steps must say how long the run is; got none")
         if self.environment.startswith(verifiers.PREFIX):
