@@ -237,12 +237,10 @@ async def train_async(
             "train_prompts_path and test_prompts_path); leave one of them out"
         )
     config_class = import_module(f"viva.recipes.{recipe}").Config
-    config = _options(config) if isinstance(config, Mapping) else config
+    config = _options({"config": config})["config"]
     named_config = {} if config is None else read_options(config, config_class, recipe)
     given |= {name: value for name, value in named.items() if value is not None}
     given = {"behavior_if_exists": "raise", **named_config, **given}
-    if isinstance(given.get("strategies"), str):
-        given["strategies"] = [given["strategies"]]
     chosen = make_options(config_class, given)
     place = chosen.log_path.rstrip("/")
     rows = _prompt_options("train", prompts, f"{place}.train") | _prompt_options(
@@ -348,7 +346,7 @@ _CODE = (
 
 
 def _options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options by name; runs and paths by theirs, code of the user's own by a target, and tuples as lists.
+    """Options by name, those in ``config``, too; runs and paths by theirs, code by a target, and tuples as lists.
 
     Raises:
         ValueError: If code is given to an option that takes none.
@@ -359,6 +357,8 @@ def _options(options: Mapping[str, Any]) -> dict[str, Any]:
             return [plain(name, each) for each in cast("Sequence[object]", value)]
         if isinstance(value, (Run, Path)):
             return _named(value)
+        if name == "config" and isinstance(value, Mapping):
+            return _options(cast("Mapping[str, object]", value))
         if name in _CODE and value is not None:
             return remember(value)
         if callable(value) or isinstance(value, Protocol):

@@ -103,7 +103,7 @@ def test_options_of_a_recipe_are_read_from_a_file(model, tmp_path, monkeypatch, 
     monkeypatch.chdir(tmp_path)
     task = write(tmp_path / "task.jsonl", [{"query": f"{n} + 1?", "answer": n + 1} for n in range(6)])
     Path("run.yaml").write_text(
-        "strategies: [iid]\nreward: rubric\ncriteria: {It is short.: 1.0}\nsystem_prompt: Be brief.\nmax_tokens: 5\n"
+        "strategies: iid\nreward: rubric\ncriteria: {It is short.: 1.0}\nsystem_prompt: Be brief.\nmax_tokens: 5\n"
         "model_name: tiny\nnum_samples: 2\n"
     )
     status = viva.cli.main(["screen", str(model), str(task), "recipe=math_efficiency", "config=run.yaml"])
@@ -120,7 +120,7 @@ def test_options_of_a_recipe_are_read_from_a_file(model, tmp_path, monkeypatch, 
     )
     assert found["options"]["num_samples"] == 2
     for config in ("config.json", json.loads(Path("config.json").read_text())):
-        by_name = viva.screen(model, task, config=config, output="own.json")
+        by_name = viva.screen(model, task, config=config, strategies="iid", output="own.json")
         assert by_name.figures.keys() == found["figures"].keys()
         assert json.loads(Path("own.json").read_text()) == found
 
@@ -158,10 +158,18 @@ def test_a_protocol_of_ones_own_is_screened(model, tmp_path, monkeypatch):
     assert len(found.played["protocol"]) == 2
     assert "protocol/void_rate" in found.figures
     assert "longest, in protocol" in {each.about for each in found.advice}
+    found = viva.screen(
+        model, rows, recipe=debate, conversations=2, config={"reward": shortest, "num_agents": 2}, **SMALL
+    )
+    assert "shortest, in protocol" in {each.about for each in found.advice}
 
 
 def longest(conversation):
     return {agent_id: float(len(text)) for agent_id, text in conversation.final_solutions().items()}
+
+
+def shortest(conversation):
+    return {agent_id: -pay for agent_id, pay in longest(conversation).items()}
 
 
 def test_a_task_without_answers(model, tmp_path, monkeypatch, capsys):

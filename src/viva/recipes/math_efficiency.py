@@ -40,6 +40,7 @@ class Config(AskedConfig):
 
     strategies: list[str] = chz.field(
         default_factory=lambda: ["iid", "prompt_augmentation"],
+        metadata={"read": lambda given: [given] if isinstance(given, str) else given},
         doc="of iid, prompt_augmentation, feedback, conversation, best_of, module:FUNCTION, path.py:FUNCTION",
     )
     weights: dict[str, float] | None = chz.field(
