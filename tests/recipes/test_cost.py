@@ -521,6 +521,28 @@ def test_the_recipes_model_and_steps_are_counted_unless_the_commands_own_say_oth
     assert "model=Qwen/Qwen3-8B-none is neither" in capsys.readouterr().err
 
 
+def test_what_a_file_gives_is_counted_unless_the_line_says_otherwise(tmp_path, capsys) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("model_name: tiny\nmax_steps: 20\nnum_agents: 3\n")
+    command = f"viva cost recipe=critique_self_play accelerators=[8] config={file}"
+    assert main(shlex.split(command)[1:]) == 0
+    told = capsys.readouterr()
+    assert told.err == ""
+    assert "of 3 agents" in told.out
+    assert "\ntiny, " in told.out
+    assert "8b" not in told.out
+    assert "hours of 20 steps" in told.out
+    told = printed(capsys, f"{command} model=8b steps=7")
+    assert "\n8b, " in told
+    assert "tiny" not in told
+    assert "hours of 7 steps" in told
+    assert "hours of 9 steps" in printed(capsys, f"{command} max_steps=9")
+    file.write_text("recipe: math_efficiency\n")
+    with pytest.raises(SystemExit, match="2"):
+        main(shlex.split(command)[1:])
+    assert "is of the recipe math_efficiency" in capsys.readouterr().err
+
+
 def test_options_that_change_no_figure_are_named(capsys) -> None:
     assert main(["cost", "recipe=critique_self_play", "learning_rate=1", "num_agents=3", "log_path=x"]) == 0
     assert capsys.readouterr().err == "note: without effect on these figures: learning_rate, log_path\n"

@@ -23,7 +23,7 @@ from viva.judging.comparison import (
     pairs,
 )
 from viva.recipes.common import resolve_batch_size
-from viva.recipes.config import RecipeConfig, option_name, parse_options
+from viva.recipes.config import RecipeConfig, option_name, parse_options, read_options
 from viva.recipes.evaluation.planned import ANSWERING, Planned, recipe_named
 from viva.recipes.math_efficiency import Config as MathConfig
 from viva.recipes.plan import at_least
@@ -123,24 +123,30 @@ def parse_cost(argv: Sequence[str]) -> tuple[CostOptions, Planned]:
         raise ValueError("model must name at least one model, like 8b; got []")
     if not options.accelerators or min(options.accelerators) < 1:
         raise ValueError(f"accelerators must be numbers of 1 or more; got {options.accelerators}")
-    config = parse_options(ANSWERING[recipe], theirs)
+    config = parse_options(ANSWERING[recipe], theirs, recipe)
     at_least(config, {"lora_rank": 0})
-    return _as_the_recipe_says(options, config, _names(own), _names(theirs)), config
+    files = [text.partition("=")[2] for text in theirs if option_name(text) == "config"]
+    filed = {name for file in files for name in read_options(file, ANSWERING[recipe], recipe)}
+    return _as_the_recipe_says(options, config, _names(own), _names(theirs), filed), config
 
 
 def _as_the_recipe_says(
-    options: CostOptions, config: Planned, own: set[str], theirs: set[str]
+    options: CostOptions, config: Planned, own: set[str], theirs: set[str], filed: set[str]
 ) -> CostOptions:
-    """The recipe's model and number of steps, where it was given and those of ``viva cost`` were not."""
+    """The recipe's model and number of steps, where they were given, in a file, too, and ``viva cost``'s own were not.
+
+    Arguments are names of options: `own` of ``viva cost``, `theirs` of the recipe, `filed` of it in a file.
+    """
     for mine, its in (("model", "model_name"), ("steps", "max_steps")):
         if mine in own and its in theirs:
             raise ValueError(
                 f"{mine} and {its} both say what is counted; leave one of them out ({mine} is that of viva cost, {its} "
                 "that of the recipe)"
             )
-    if "model_name" in theirs:
+    given = theirs | filed
+    if "model_name" in given and "model" not in own:
         options = chz.replace(options, model=[config.model_name])
-    if "max_steps" in theirs and config.max_steps is not None:
+    if "max_steps" in given and "steps" not in own and config.max_steps is not None:
         at_least(config, {"max_steps": 1})
         options = chz.replace(options, steps=config.max_steps)
     return options
@@ -148,7 +154,7 @@ def _as_the_recipe_says(
 
 def uncounted_options(argv: Sequence[str]) -> list[str]:
     """Names of the recipe's options in a command line that have no part in the count, in order."""
-    own = set(chz.chz_fields(CostOptions))
+    own = {*chz.chz_fields(CostOptions), "config"}
     return sorted(name for name in _names(argv) if name.partition(".")[0] not in own | _COUNTED)
 
 
