@@ -124,6 +124,20 @@ def test_a_run_is_measured_against_its_base(finished: viva.Run, capsys: Any) -> 
     assert "differences are first less second" in capsys.readouterr().out
 
 
+def test_a_run_of_a_protocol_that_is_gone_is_measured_as_the_message_says(
+    finished: viva.Run, tmp_path: Path
+) -> None:
+    path = tmp_path / "run"
+    shutil.copytree(finished.path, path)
+    config = finished.config | {"protocol": "python:gone", "log_path": str(path)}
+    del config["sha256"]
+    (path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"'python:gone' was an object .*kinds=\['direct'\]"):
+        viva.evaluate(path, ROWS[:1], num_test_conversations=1)
+    found = viva.evaluate(path, ROWS[:1], kinds=["direct"], max_tokens=4, resamples=100)
+    assert "direct/maj@4" in found.figures
+
+
 def length_pays(conversation: viva.Conversation) -> dict[int, float]:
     assert conversation.answer is not None
     return {agent_id: float(len(text)) for agent_id, text in conversation.final_solutions.items()}

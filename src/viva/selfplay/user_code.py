@@ -74,8 +74,9 @@ def load_target(target: str) -> Any:
     if where == _HERE:
         if attribute not in _remembered:
             raise ValueError(
-                f"{target!r} was an object of the process that trained; give the code again: in Python the object, on "
-                "the command line path.py:NAME"
+                f"{target!r} was an object of the process that trained; give the code again where an option takes it, "
+                "in Python the object, on the command line path.py:NAME. An evaluation takes no protocol: "
+                "kinds=direct needs none (in Python kinds=['direct']), and one trained as path.py:NAME is found again"
             )
         return _remembered[attribute]
     module = _module(where)
