@@ -79,7 +79,11 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., d
     """Runs one step with a scripted engine; its metrics, and under ``judge`` and ``trained`` what was counted."""
 
     def run(
-        config: Any, script: Callable[[str, int], Any], next_token: Any = None, scorer: Any = None
+        config: Any,
+        script: Callable[[str, int], Any],
+        next_token: Any = None,
+        scorer: Any = None,
+        **more: Any,
     ) -> dict[str, Any]:
         sampler = ScriptedSamplingClient(
             renderer=RENDERER, script=script, next_token=next_token, prompt_logprob=scorer
@@ -99,9 +103,9 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., d
             "eval_every": 0,
             "max_steps": 1,
             "log_path": str(folder),
-        }
+        } | more
         assert asyncio.run(run_recipe(chz.replace(config, **options))) is None
-        (row,) = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        row, *_ = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         judged = [
             prompt
             for prompt in sampler.prompts
@@ -162,6 +166,32 @@ def talk(prompt: str, call: int):
     if prompt.endswith((VERDICT_PREFIX, CRITERION_PREFIX)):
         return ""
     return honest(f"{turn_of(prompt)[0]}".ljust(30, "s"), reflection="r" * 11, evaluation="e" * 11)
+
+
+@pytest.mark.parametrize("greedy", [True, False])
+def test_an_evaluation_is_counted_exactly(measured, tmp_path, capsys, greedy) -> None:
+    path = tmp_path / "test.jsonl"
+    rows = [{"query": question, "answer": 1} for question in QUESTIONS] + [{"query": QUESTIONS[0][::-1]}]
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    asked = {"test_prompts_path": str(path), "eval_every": 1, "eval_samples": 3, "eval_greedy": greedy}
+    config = PreferenceConfig(num_agents=2, max_rounds=2, batch_size=2, num_test_conversations=1)
+
+    def answers(prompt: str, call: int):
+        return "s" * 30 if "round" not in prompt and "student" not in prompt else talk(prompt, call)
+
+    found = measured(config, answers, larger_wins, **asked)
+    counted = recipe_cost(chz.replace(config, **asked), EXACT).evaluation
+    assert counted is not None
+    assert (counted.num_answers, counted.num_conversations) == (2 * (3 + greedy), 1)
+    conversations = found["test/conversation/rollout/total_tokens"]
+    assert found["test/direct_total_tokens"] + conversations == counted.tokens
+
+    command = f"viva cost recipe=conversation_preference_rl test_prompts_path={path} eval_greedy={greedy}"
+    line = f"an evaluation, every 5 steps: {2 * (4 + greedy)} answers, 3 conversations"
+    assert line in printed(capsys, command)
+    assert "an evaluation" not in printed(capsys, f"{command} eval_every=0")
+    assert main(shlex.split(command.replace(path.name, "none.jsonl"))[1:]) == 2
+    assert "none.jsonl cannot be read" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,10 @@ from viva.judging.comparison import (
     judge_messages,
     pairs,
 )
+from viva.judging.reasoning_gym import is_generated
 from viva.recipes.common import resolve_batch_size
 from viva.recipes.config import RecipeConfig, option_name, parse_options, read_options
+from viva.recipes.data import load_jsonl
 from viva.recipes.evaluation.planned import ANSWERING, Planned, recipe_named
 from viva.recipes.math_efficiency import Config as MathConfig
 from viva.recipes.plan import at_least
@@ -66,6 +68,8 @@ _COUNTED = frozenset(
         *("strategies", "assignment", "group_size", "hint", "feedback", "train_behind", "keep"),
         *("conversation", "conversation_reward"),
         *("estimator", "estimator_options", "baseline", "min_effective_share", "on_waste"),
+        *("test_prompts_path", "max_test_samples", "num_test_conversations"),
+        *("eval_every", "eval_samples", "eval_greedy", "eval_temperature"),
     )
 )
 """Options of recipes that are read for the count; others are told to have no part in it."""
@@ -89,6 +93,19 @@ class CostOptions(Lengths, Assumptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationCost:
+    """One evaluation on the test prompts of a file, but for a judge's comparisons of answers to them."""
+
+    every: int
+    """Steps from one to the next."""
+    num_answers: int
+    """Direct ones."""
+    num_conversations: int
+    tokens: float
+    """Read and sampled, every prompt in full."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RecipeCost:
     """One configuration, counted."""
 
@@ -99,6 +116,8 @@ class RecipeCost:
     is_lora: bool
     prices: tuple[float, float] | None = None
     """Prices of a million tokens read and of a million sampled by a judge behind an endpoint."""
+    evaluation: EvaluationCost | None = None
+    """``None``: no file of test prompts is named, or they are never asked."""
 
 
 def parse_cost(argv: Sequence[str]) -> tuple[CostOptions, Planned]:
@@ -168,7 +187,39 @@ def recipe_cost(config: Planned, text: Text) -> RecipeCost:
     Raises:
         ValueError: If the configuration could not be run, or has a strategy of the user's own.
     """
-    return _math_cost(config, text) if isinstance(config, MathConfig) else _conversation_cost(config, text)
+    cost = _math_cost(config, text) if isinstance(config, MathConfig) else _conversation_cost(config, text)
+    return replace(cost, evaluation=_evaluation_cost(config, text))
+
+
+def _evaluation_cost(config: Planned, text: Text) -> EvaluationCost | None:
+    bounds = {"eval_every": 0, "eval_samples": 1, "num_test_conversations": 0, "max_test_samples": 1}
+    at_least(config, bounds)
+    path = config.test_prompts_path
+    if path is None or is_generated(path) or not config.eval_every:
+        return None
+    items = load_jsonl(path, limit=config.max_test_samples)
+    talk: Sequence[Call] = ()
+    num_policies = 1
+    if not isinstance(config, MathConfig):
+        game = config.game()
+        roles = config.roles(game)
+        talk, num_policies = _game_calls(game, text, roles), 1 if roles is None else len(roles.trained)
+    elif config.talks:
+        talk = _game_calls(config.game(), text)
+    samples = 1 if config.direct_temperature == 0 else config.eval_samples + config.eval_greedy
+    num_answers = sum(item.answer is not None for item in items) * samples * num_policies
+    num_conversations = min(len(items), config.num_test_conversations) if talk else 0
+    return EvaluationCost(
+        every=config.eval_every,
+        num_answers=num_answers,
+        num_conversations=num_conversations,
+        tokens=num_answers * _tokens([answer_call(text, 0)]) + num_conversations * _tokens(talk),
+    )
+
+
+def _tokens(calls: Sequence[Call]) -> float:
+    """Tokens that calls read and sample."""
+    return sum(call.reply + sum(block.tokens for block in call.prompt) for call in calls)
 
 
 def _conversation_cost(config: ConversationConfig, text: Text) -> RecipeCost:
@@ -382,6 +433,11 @@ def _token_rows(cost: RecipeCost) -> list[tuple[str, ...]]:
     if counts.scored.rows.tokens:
         rows.append(("scored before the update", *_passes(counts.scored)))
     rows.append((f"trained, {counts.num_datums} datums", *_passes(counts.trained)))
+    if (once := cost.evaluation) is not None:
+        asked = [counted(once.num_answers, "answer")]
+        asked += [counted(once.num_conversations, "conversation")] if once.num_conversations else []
+        title = f"an evaluation, every {counted(once.every, 'step')}: {', '.join(asked)}"
+        rows.append((title, f"{once.tokens:,.0f}", "", ""))
     return rows
 
 
