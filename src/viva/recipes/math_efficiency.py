@@ -34,13 +34,18 @@ if TYPE_CHECKING:
     from viva.training.loop import Training
 
 
+def _strategies(given: object) -> object:
+    """Strategies by name; one alone needs no list."""
+    return [given] if isinstance(given, str) else given
+
+
 @chz.chz
 class Config(AskedConfig):
     """Options of math efficiency."""
 
     strategies: list[str] = chz.field(
         default_factory=lambda: ["iid", "prompt_augmentation"],
-        metadata={"read": lambda given: [given] if isinstance(given, str) else given},
+        metadata={"read": _strategies},
         doc="of iid, prompt_augmentation, feedback, conversation, best_of, module:FUNCTION, path.py:FUNCTION",
     )
     weights: dict[str, float] | None = chz.field(
