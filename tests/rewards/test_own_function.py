@@ -11,7 +11,10 @@ import numpy as np
 import pytest
 
 import viva
-from viva import Protocol, Round
+from viva import Protocol, Round, Segment
+from viva.conversation.protocol import Reading, View, read_solution
+from viva.conversation.records import Reply, ReplyStatus
+from viva.judging.answers import is_correct
 from viva.judging.records import ConversationRecord
 from viva.rewards import find_reward
 from viva.selfplay.group import MultiAgentConversationEnvGroupBuilder
@@ -106,6 +109,32 @@ async def test_numbers_of_numpy_are_numbers():
     assert builder.record()["rewards"] == {"0": 0.5, "1": 3.0}
     outcome, _ = await played(lambda conversation: {0: np.bool_(True), 1: 0.0})
     assert "got np.True_ for agent 0" in str(outcome.void_reason)
+
+
+def first_agents_solve(text: str, view: View) -> Reading:
+    solves = view.agent_id < view.num_agents - 1
+    return read_solution(text, view) if solves else Reading(response=Reply(), status=ReplyStatus.OK)
+
+
+@pytest.mark.parametrize("num_agents", [1, 2, 3])
+async def test_an_agent_without_a_solution_is_paid_and_left_out_of_the_truth(num_agents: int):
+    segment = Segment(name="say", instruction=lambda view: "Say it.", read=first_agents_solve)
+    builder = MultiAgentConversationEnvGroupBuilder(
+        question="1 + 1?",
+        renderer=RENDERER,
+        protocol=Protocol(rounds=[Round("only", [segment])]),
+        reward=find_reward(lambda conversation: {agent: float(agent) for agent in conversation.finished}),
+        num_agents=num_agents,
+        answer="2",
+        grader=is_correct,
+    )
+    policy = ScriptedPolicy(renderer=RENDERER, script=lambda prompt, call: "23"[call % 2])
+    group = (await run_group(builder, policy, max_retries=0)).group
+    assert group is not None
+    assert group.get_total_rewards() == [float(agent) for agent in range(num_agents)]
+    told = [{"correct/final", "reward_truth_gap"} & set(own) for own in group.metrics_G]
+    solver = {"correct/final", "reward_truth_gap"} if num_agents == 3 else {"correct/final"}
+    assert told == [solver] * (num_agents - 1) + [solver - {"correct/final"}]
 
 
 async def test_what_the_function_raises_says_where():

@@ -344,7 +344,8 @@ def paid(played: Played, scored: Scored) -> Scored:
     solutions = [turn for turn in played.conversation.turns if isinstance(turn.response, Solution)]
     if first and len(solutions) > len(first):
         played.record["correct_initial"] = first
-    gap = None if correct is None else reward_truth_gap(totals, correct)
+    solvers = {agent_id: totals[agent_id] for agent_id in correct or {}}  # an agent may give no solution
+    gap = reward_truth_gap(solvers, correct or {})
     shared: Metrics = {} if gap is None else {"reward_truth_gap": gap}
     metrics = {
         agent_id: spoken(played.conversation, agent_id)
