@@ -77,6 +77,15 @@ async def test_a_stored_conversation_is_paid_as_the_one_that_was_held(reward: An
     assert paid == record.rewards
 
 
+async def test_the_function_sees_the_answer_without_the_problem_that_it_is_known_of() -> None:
+    answer = "tea [reasoning_gym:chain_sum,seed=7,size=200#12:9f3a01bc]"
+    outcome, builder = await played(length_pays, answer=answer)
+    assert outcome.group is not None
+    record = ConversationRecord.model_validate(builder.record())
+    assert record.answer == answer
+    assert await asyncio.to_thread(find_reward(length_pays).stored_pay, record, 0) == record.rewards
+
+
 async def test_an_error_of_the_function_is_no_damage_of_the_file(tmp_path: Path) -> None:
     def lookup_fails(conversation: viva.Conversation) -> dict[int, float]:
         return {0: {}["missing"], 1: 0.0}

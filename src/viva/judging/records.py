@@ -25,6 +25,7 @@ from viva.conversation.records import (
 )
 from viva.judging.ballots import Vote
 from viva.judging.ranking import LabelBallot, RankingReply
+from viva.judging.reasoning_gym import plain_answer
 
 _Number: TypeAlias = Annotated[float, Field(allow_inf_nan=False)]
 
@@ -196,14 +197,14 @@ class ConversationRecord(_StoredRecord):
         )
 
     def conversation(self) -> Conversation:
-        """The conversation without its judgement, as a reward of the user's gets it."""
+        """The conversation without its judgement, as a reward of the user's gets it, with the plain answer."""
         return Conversation(
             question=self.question,
             num_agents=self.num_agents,
             max_rounds=self.max_rounds,
             turns=self.turns,
             failures=self.failures,
-            answer=self.answer,
+            answer=None if self.answer is None else plain_answer(self.answer),
         )
 
     def __str__(self) -> str:

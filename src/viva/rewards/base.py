@@ -20,6 +20,7 @@ from viva.judging.ballots import Outcome
 from viva.judging.bradley_terry import BradleyTerryError
 from viva.judging.comparison import Comparison, Judge, NoValidComparisonsError, reward_truth_gap
 from viva.judging.judge import JudgeOptions
+from viva.judging.reasoning_gym import plain_answer
 from viva.judging.records import ComparisonRecord, ConversationRecord
 from viva.judging.scorer import Scorer, ScorerOptions
 from viva.rewards.credit import GroupCredit, SpanCredit
@@ -373,7 +374,8 @@ class FunctionReward(Reward):
     async def score(self, played: Played) -> Scored:
         """Ask the function; what it raises itself passes through, with a note of where that was."""
         segments = {segment.name for round_ in played.protocol.rounds for segment in round_.segments}
-        conversation = replace(played.conversation, answer=played.answer)
+        answer = None if played.answer is None else plain_answer(played.answer)
+        conversation = replace(played.conversation, answer=answer)
         pay = self._checked(await self._call(conversation), conversation, segments)
         if isinstance(next(iter(pay)), str):
             streams = _by_agent(cast(Mapping[str, Mapping[int, float]], pay), played.agents)
