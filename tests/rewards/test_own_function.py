@@ -146,6 +146,29 @@ async def test_an_agent_without_a_solution_is_paid_and_left_out_of_the_truth(num
     assert told == [solver] * (num_agents - 1) + [solver - {"correct/final"}]
 
 
+class Opinion(Reply):
+    evaluation: str
+
+
+async def test_a_reply_of_an_own_kind_is_no_solution_when_it_is_read_back():
+    segment = Segment(
+        name="note",
+        instruction=lambda view: "Note.",
+        read=lambda text, view: Reading(response=Opinion(evaluation=text), status=ReplyStatus.OK),
+    )
+    builder = MultiAgentConversationEnvGroupBuilder(
+        question="1 + 1?",
+        renderer=RENDERER,
+        protocol=Protocol(rounds=[Round("solve", "Solve."), Round("note", [segment])]),
+        reward=find_reward("majority"),
+        num_agents=2,
+    )
+    await run_group(builder, ScriptedPolicy(renderer=RENDERER, script=lambda prompt, call: "2"))
+    record = ConversationRecord.model_validate(builder.record())
+    assert record.conversation().final_solutions == {0: "2", 1: "2"}
+    assert builder.reward.stored_pay(record, 0) == record.rewards == {0: 1.0, 1: 1.0}
+
+
 async def test_what_the_function_raises_says_where():
     read = await played(lambda conversation: json.loads("{"))
     assert f"in the reward '<lambda>', {Path(__file__).name} line " in str(read[0].void_reason)

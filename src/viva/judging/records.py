@@ -47,11 +47,12 @@ def _reply_of(value: dict[str, Any]) -> Reply:
         return CritiqueReply.model_validate({"dropped": {}, **value})
     if value.get("tool") is not None:
         return ToolCall.model_validate(value)
-    fields = {"solution": "", **value}
-    if fields.get("decision"):
-        return Revision.model_validate(fields)
-    has_thoughts = "reflection" in fields or "evaluation" in fields
-    return (AgentResponse if has_thoughts else Solution).model_validate(fields)
+    if "solution" not in value:  # a kind of the user's own
+        return Reply()
+    if value.get("decision"):
+        return Revision.model_validate(value)
+    has_thoughts = "reflection" in value or "evaluation" in value
+    return (AgentResponse if has_thoughts else Solution).model_validate(value)
 
 
 class _StoredReply(BaseModel):
