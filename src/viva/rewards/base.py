@@ -75,7 +75,7 @@ class Scored:
     """The pay of one conversation."""
 
     rewards: Mapping[tuple[int, int], float]
-    """By agent and lane; a seat that is missing earns 0."""
+    """By agent and lane; a seat that is missing has no reward: its agent failed, or is paid in another lane."""
     metrics: Mapping[int, Metrics] = field(default_factory=dict[int, Metrics])
     """By agent."""
     credit: GroupCredit | None = None
@@ -330,7 +330,7 @@ def agent_pay(played: Played, rewards: Mapping[int, float]) -> Scored:
     segments = [segment for round_ in played.protocol.rounds for segment in round_.segments]
     earns_all = played.protocol.num_lanes == 1 and all(segment.stream for segment in segments)
     return Scored(
-        rewards={(agent_id, 0): reward for agent_id, reward in rewards.items()},
+        rewards={(agent_id, 0): rewards[agent_id] for agent_id in played.agents},
         credit=None if earns_all else reply_credit(played, lambda turn: rewards[turn.agent_id]),
     )
 
