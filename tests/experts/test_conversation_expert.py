@@ -8,10 +8,13 @@ from strategy_making import QUESTION, play, text_of, trained_text
 
 from viva.conversation.rendering import build_prompt, direct_messages
 from viva.experts.conversation_expert import ConversationExpertGroupBuilder, ends_behind, solution_tokens
+from viva.experts.strategy import iid
 from viva.judging.comparison import VERDICT_PREFIX
 from viva.judging.judge import PolicyRef, PolicySelfComparisonJudge
+from viva.judging.records import ConversationRecord
 from viva.testing import ScriptedReply, ScriptedSamplingClient, crashing, honest, tiny_renderer, turn_of
 from viva.training.metrics import rollout_metrics
+from viva.training.signs import signs
 
 RENDERER = tiny_renderer(added=(" The", '."}', "Hi The"))
 BARE = text_of(build_prompt(RENDERER, direct_messages(QUESTION)).to_ints(), RENDERER)
@@ -133,9 +136,10 @@ def review(prompt, call):
 PERSONAS = {0: "number 0.", 1: "number 1."}
 
 
-async def test_revisions_are_trained_from_the_marker_to_the_stop_token_and_paid_by_their_own_stream():
+@pytest.mark.parametrize("named", [lambda builder: builder, iid], ids=["bare", "named"])
+async def test_revisions_are_trained_from_the_marker_to_the_stop_token_and_paid_by_their_own_stream(named):
     inner = critique(personas=PERSONAS)
-    outcome, samples, _ = await play(expert(inner), review, RENDERER)
+    outcome, samples, _ = await play(named(expert(inner)), review, RENDERER)
     assert outcome.void_reason is None
     assert [trained_text(sample, RENDERER) for sample in samples] == [
         [(BARE, "The sum is 30.<|im_end|>")],
@@ -149,6 +153,10 @@ async def test_revisions_are_trained_from_the_marker_to_the_stop_token_and_paid_
     metrics = rollout_metrics([outcome])
     assert metrics["reward/mean"] == pytest.approx(sum(paid) / 2)
     assert (metrics["reward/min"], metrics["reward/max"]) == (min(paid), max(paid))
+    assert outcome.paid_rewards() == [paid[0], None, paid[1], None]
+    told = signs([ConversationRecord.model_validate(inner.record())])
+    assert told.items() <= metrics.items()
+    assert "sign/against_majority" in told
 
 
 async def test_a_defence_without_a_solution_is_not_trained():

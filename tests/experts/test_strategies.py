@@ -202,6 +202,17 @@ async def test_best_of_k_imitates_finished_successes_only(keep, kept):
     assert strategy_of(builder).strategy_id == "best_of"
 
 
+async def test_best_of_k_never_takes_the_place_holder_of_a_seat_without_a_reward():
+    class PartlyPaid(ExpertGroupBuilder):
+        def unpaid_seats(self):
+            return frozenset({0})
+
+    inner = PartlyPaid(inner=problems(2), strategy_id="partly")
+    outcome, samples, _ = await play(BestOfGroupBuilder(inner=inner, threshold=-1.0), answers("3", "3"))
+    assert outcome.paid_rewards() == [None, 0.0]
+    assert [sample.advantages_T.any() for sample in samples if sample.seat == 1] == [True]
+
+
 async def test_best_of_k_of_another_strategy_keeps_its_context():
     inner = PromptAugmentedGroupBuilder(env_thunk=hinted, num_envs=2)
     _, samples, prompts = await play(BestOfGroupBuilder(inner=inner), answers("3", "4"))

@@ -168,7 +168,8 @@ def test_metrics_and_transcripts_of_a_run_are_those_of_the_page(finished_run: Pa
     rows = [json.loads(line) for line in (finished_run / "metrics.jsonl").read_text().splitlines()]
     written = {family(key) for row in rows for key in row if key != "step"}
     both = documented(PAGE) & documented(FIRST_PAGE)
-    assert both == {"correct/first", "correct/final"}  # of other turns
+    flips = {"flip/right_to_wrong", "flip/wrong_to_right"}
+    assert both == {"correct/first", "correct/final", *flips, "reward_truth_gap"}  # of other turns and scores
     assert written - documented(FIRST_PAGE) == documented(PAGE) - both
     line = json.loads((finished_run / "transcripts.jsonl").read_text().splitlines()[0])
     for key in ("rules", "comparisons", "scores", "streams", "correct_initial", "correct"):

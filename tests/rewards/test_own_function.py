@@ -11,12 +11,22 @@ import numpy as np
 import pytest
 
 import viva
-from viva import Protocol, Round
+from viva import Protocol, Round, Segment
+from viva.conversation.protocol import Reading, View, read_solution
+from viva.conversation.records import Reply, ReplyStatus, Solution
+from viva.conversation.roles import assign
+from viva.experts.strategy import iid
+from viva.judging.answers import is_correct
 from viva.judging.records import ConversationRecord
 from viva.rewards import find_reward
+from viva.selfplay.critique import critique_protocol
 from viva.selfplay.group import MultiAgentConversationEnvGroupBuilder
 from viva.testing import ScriptedPolicy, tiny_renderer
+from viva.training.batch import plain_batch
+from viva.training.members import member_metrics
+from viva.training.metrics import rollout_metrics
 from viva.training.rollouts import GroupOutcome, run_group
+from viva.training.samples import batch_samples
 
 RENDERER = tiny_renderer()
 
@@ -74,6 +84,15 @@ async def test_a_stored_conversation_is_paid_as_the_one_that_was_held(reward: An
     assert paid == record.rewards
 
 
+async def test_the_function_sees_the_answer_without_the_problem_that_it_is_known_of() -> None:
+    answer = "tea [reasoning_gym:chain_sum,seed=7,size=200#12:9f3a01bc]"
+    outcome, builder = await played(length_pays, answer=answer)
+    assert outcome.group is not None
+    record = ConversationRecord.model_validate(builder.record())
+    assert record.answer == answer
+    assert await asyncio.to_thread(find_reward(length_pays).stored_pay, record, 0) == record.rewards
+
+
 async def test_an_error_of_the_function_is_no_damage_of_the_file(tmp_path: Path) -> None:
     def lookup_fails(conversation: viva.Conversation) -> dict[int, float]:
         return {0: {}["missing"], 1: 0.0}
@@ -106,6 +125,103 @@ async def test_numbers_of_numpy_are_numbers():
     assert builder.record()["rewards"] == {"0": 0.5, "1": 3.0}
     outcome, _ = await played(lambda conversation: {0: np.bool_(True), 1: 0.0})
     assert "got np.True_ for agent 0" in str(outcome.void_reason)
+
+
+def first_agents_solve(text: str, view: View) -> Reading:
+    solves = view.agent_id < view.num_agents - 1
+    return read_solution(text, view) if solves else Reading(response=Reply(), status=ReplyStatus.OK)
+
+
+@pytest.mark.parametrize("num_agents", [1, 2, 3])
+async def test_an_agent_without_a_solution_is_paid_and_left_out_of_the_truth(num_agents: int):
+    segment = Segment(name="say", instruction=lambda view: "Say it.", read=first_agents_solve)
+    builder = MultiAgentConversationEnvGroupBuilder(
+        question="1 + 1?",
+        renderer=RENDERER,
+        protocol=Protocol(rounds=[Round("only", [segment])]),
+        reward=find_reward(lambda conversation: {agent: float(agent) for agent in conversation.finished}),
+        num_agents=num_agents,
+        answer="2",
+        grader=is_correct,
+    )
+    policy = ScriptedPolicy(renderer=RENDERER, script=lambda prompt, call: "23"[call % 2])
+    group = (await run_group(builder, policy, max_retries=0)).group
+    assert group is not None
+    assert group.get_total_rewards() == [float(agent) for agent in range(num_agents)]
+    told = [{"correct/final", "reward_truth_gap"} & set(own) for own in group.metrics_G]
+    solver = {"correct/final", "reward_truth_gap"} if num_agents == 3 else {"correct/final"}
+    assert told == [solver] * (num_agents - 1) + [solver - {"correct/final"}]
+
+
+def last_agents_reply_is_unreadable(text: str, view: View) -> Reading:
+    status = ReplyStatus.UNSTRUCTURED if view.agent_id == view.num_agents - 1 else ReplyStatus.OK
+    return Reading(response=Solution(solution=text), status=status)
+
+
+@pytest.mark.parametrize("wrap", [lambda builder: builder, iid])
+async def test_an_agent_that_left_is_neither_paid_nor_trained_nor_part_of_the_baseline(wrap: Any):
+    segment = Segment(
+        name="say",
+        instruction=lambda view: "Say it.",
+        read=last_agents_reply_is_unreadable,
+        on_invalid="fail",
+    )
+    builder = MultiAgentConversationEnvGroupBuilder(
+        question="1 + 1?",
+        renderer=RENDERER,
+        protocol=Protocol(rounds=[Round("only", [segment])], on_failure="continue"),
+        reward=find_reward(lambda conversation: {0: 1.0, 1: 2.0, 2: 9.0}),
+        num_agents=3,
+    )
+    policy = ScriptedPolicy(renderer=RENDERER, script=lambda prompt, call: "2")
+    outcome = await run_group(wrap(builder), policy, max_retries=0)
+    assert outcome.paid_rewards() == [1.0, 2.0, None]
+    advantages = [set(sample.advantages_T.tolist()) for sample in plain_batch([outcome]).samples_N]
+    assert advantages == [{-0.5}, {0.5}, set()]
+    assert [sample.seat for sample in batch_samples([outcome])] == [0, 1]
+
+
+async def test_a_reward_of_agents_counts_once_where_each_has_two_seats():
+    protocol = critique_protocol(2, comparisons=False)
+    builder = MultiAgentConversationEnvGroupBuilder(
+        question="1 + 1?",
+        renderer=RENDERER,
+        protocol=protocol,
+        roles=assign("per_agent", protocol, 2),
+        reward=find_reward(lambda conversation: {0: 1.0, 1: 2.0}),
+        num_agents=2,
+    )
+    outcome = await run_group(builder, ScriptedPolicy(renderer=RENDERER, script=lambda prompt, call: "2"))
+    assert outcome.paid_rewards() == [1.0, None, 2.0, None]
+    assert rollout_metrics([outcome])["reward/mean"] == 1.5
+    told = member_metrics([outcome])
+    assert (told["agent_0/reward"], told["agent_1/reward"]) == (1.0, 2.0)
+    credit = builder.credit()
+    assert credit is not None
+    assert {span.seat: span.reward for span in credit.spans} == {0: 1.0, 1: 1.0, 2: 2.0, 3: 2.0}
+
+
+class Opinion(Reply):
+    evaluation: str
+
+
+async def test_a_reply_of_an_own_kind_is_no_solution_when_it_is_read_back():
+    segment = Segment(
+        name="note",
+        instruction=lambda view: "Note.",
+        read=lambda text, view: Reading(response=Opinion(evaluation=text), status=ReplyStatus.OK),
+    )
+    builder = MultiAgentConversationEnvGroupBuilder(
+        question="1 + 1?",
+        renderer=RENDERER,
+        protocol=Protocol(rounds=[Round("solve", "Solve."), Round("note", [segment])]),
+        reward=find_reward("majority"),
+        num_agents=2,
+    )
+    await run_group(builder, ScriptedPolicy(renderer=RENDERER, script=lambda prompt, call: "2"))
+    record = ConversationRecord.model_validate(builder.record())
+    assert record.conversation().final_solutions == {0: "2", 1: "2"}
+    assert builder.reward.stored_pay(record, 0) == record.rewards == {0: 1.0, 1: 1.0}
 
 
 async def test_what_the_function_raises_says_where():

@@ -16,12 +16,13 @@ from viva import Protocol, Round, Segment
 from viva.conversation.protocol import Reading
 from viva.conversation.records import Reply, ReplyStatus
 from viva.judging.answers import is_correct
+from viva.judging.records import ConversationRecord
 from viva.rewards.credit import GroupCredit, SpanCredit, group_advantages
 from viva.rewards.majority import answer_groups
 from viva.rewards.shuffled import permuted, shuffled_credit
 from viva.selfplay.check import dry_runs
 from viva.selfplay.group import MultiAgentConversationEnvGroupBuilder
-from viva.testing import ScriptedPolicy, tiny_renderer
+from viva.testing import ScriptedPolicy, ScriptedReply, tiny_renderer
 from viva.training.rollouts import run_group
 
 RENDERER = tiny_renderer()
@@ -82,6 +83,51 @@ def test_proposals_may_be_the_voters():
     assert viva.rewards.majority().figures(group) == {"majority/share": 2 / 3, "majority/correct": 1.0}
     with pytest.raises(ValueError, match="voters must be 'final' or 'first'; got 'all'"):
         viva.rewards.majority(voters="all")
+
+
+def final_by_agent(builder):
+    """Agents' rewards by the last number that each said."""
+    record = ConversationRecord.model_validate(builder.record())
+    final = record.conversation().final_solutions
+    return {text[-2]: record.rewards[agent] for agent, text in final.items()}
+
+
+def test_a_proposal_that_was_cut_does_not_vote():
+    def script(prompt, call):
+        return ScriptedReply(text=said([7, 7, 2, 7, 7, 2][call]), ended=call not in (0, 1))
+
+    builder, group = talk(viva.rewards.majority(voters="first"), script)
+    assert group.metrics_G[0]["majority/share"] == 1.0
+    assert final_by_agent(builder) == {"7": 0.0, "2": 1.0}
+
+
+def test_the_label_of_proposals_is_right_also_where_all_gave_it_up():
+    _, group = talk(
+        viva.rewards.majority(voters="first"), lambda prompt, call: said([2, 2, 2, 3, 3, 3][call])
+    )
+    assert group.get_total_rewards() == [0.0] * 3
+    assert group.metrics_G[0]["majority/correct"] == 1.0
+
+
+def test_the_last_reply_decides_whether_a_solution_is_finished_whatever_stood_in_other_lanes():
+    """A sketch beside the first plan was cut, and the final solution, in the plan's lane, was not."""
+    draft = [
+        Segment(name=name, instruction=lambda view, name=name: f"{name}!") for name in ("plan", "sketch")
+    ]
+    builder = MultiAgentConversationEnvGroupBuilder(
+        question="1 + 1?",
+        renderer=RENDERER,
+        protocol=Protocol(rounds=[Round("draft", draft), Round("final", "Last!", ["plan"])]),
+        reward=viva.rewards.majority(),
+        num_agents=2,
+    )
+
+    def script(prompt, call):
+        return ScriptedReply(text=said(2), ended="sketch!" not in prompt)
+
+    group = asyncio.run(run_group(builder, ScriptedPolicy(renderer=RENDERER, script=script))).group
+    assert builder.record()["rewards"] == {"0": 1.0, "1": 1.0}
+    assert group.metrics_G[0]["majority/share"] == 1.0
 
 
 @given(st.lists(st.lists(st.floats(-20, 0), min_size=1, max_size=5), min_size=1, max_size=5))

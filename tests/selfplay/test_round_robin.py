@@ -96,6 +96,7 @@ async def test_the_metrics_are_the_specifications() -> None:
     assert first == {
         "episode_length": 6,
         "parsing_failures": 0,
+        "reward/mean": -1.0,
         "win_minus_loss/mean": -1.0,
         "matchup_count": 4,
         "agent_0/reward": -1.0,
@@ -103,6 +104,8 @@ async def test_the_metrics_are_the_specifications() -> None:
         "agent_0/correct": 0.0,
         "correct/first": 0.0,
         "correct/final": 0.0,
+        "flip/wrong_to_right": 0.0,
+        "reward_truth_gap": 0.0,
         "judge/identical_rate": 0.0,
         "judge/preference_A_rate": 0.5,
         "judge/preference_B_rate": 0.5,
@@ -117,6 +120,7 @@ async def test_the_metrics_are_the_specifications() -> None:
         "judge/accuracy": 1.0,
         "judge/pair_accuracy": 1.0,
     }
+    assert (builder.record() or {})["correct_initial"] == dict.fromkeys("012", False)
     assert (second["agent_1/win_rate"], second["agent_1/correct"], second["correct/final"]) == (1.0, 1.0, 1.0)
 
 
@@ -276,7 +280,7 @@ async def test_the_record_tells_the_whole_conversation_in_json() -> None:
         "system_prompt",
         "judge",
         *("question", "answer", "protocol", "num_agents", "max_rounds", "order", "turns", "failures"),
-        *("comparisons", "rewards", "correct"),
+        *("comparisons", "rewards", "correct", "correct_initial"),
     }
     assert (record["protocol"], record["order"]) == ("round_robin", "sequential")
     assert record["correct"] == {"0": False, "1": True, "2": False}

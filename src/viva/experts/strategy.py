@@ -242,6 +242,10 @@ class ExpertGroupBuilder(EnvGroupBuilder):
             )
         return weighted_turns(group, weights)
 
+    def unpaid_seats(self) -> frozenset[int]:
+        """The inner builder's."""
+        return unpaid_seats_of(self.inner)
+
     def credit(self) -> GroupCredit | None:
         """The inner builder's, if it gives credit and no weights say what counts instead."""
         return credit_of(self.inner) if self.transition_weights is None else None
@@ -278,11 +282,12 @@ class BestOfGroupBuilder(ExpertGroupBuilder):
 
     def completions(self, group: TrajectoryGroup) -> list[Sequence[Completion]]:
         """The inner builder's completions, with advantage 1 where it is kept and 0 elsewhere."""
-        rewards_G = group.get_total_rewards()
+        rewards_G, without = group.get_total_rewards(), self.unpaid_seats()
         successes = [
             seat
             for seat, (trajectory, reward) in enumerate(zip(group.trajectories_G, rewards_G, strict=True))
             if reward > self.threshold
+            and seat not in without
             and trajectory.transitions
             and trajectory.transitions[-1].ac.stop_reason == "stop"
         ]

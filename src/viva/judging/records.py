@@ -25,6 +25,7 @@ from viva.conversation.records import (
 )
 from viva.judging.ballots import Vote
 from viva.judging.ranking import LabelBallot, RankingReply
+from viva.judging.reasoning_gym import plain_answer
 
 _Number: TypeAlias = Annotated[float, Field(allow_inf_nan=False)]
 
@@ -46,11 +47,12 @@ def _reply_of(value: dict[str, Any]) -> Reply:
         return CritiqueReply.model_validate({"dropped": {}, **value})
     if value.get("tool") is not None:
         return ToolCall.model_validate(value)
-    fields = {"solution": "", **value}
-    if fields.get("decision"):
-        return Revision.model_validate(fields)
-    has_thoughts = "reflection" in fields or "evaluation" in fields
-    return (AgentResponse if has_thoughts else Solution).model_validate(fields)
+    if "solution" not in value:  # a kind of the user's own
+        return Reply()
+    if value.get("decision"):
+        return Revision.model_validate(value)
+    has_thoughts = "reflection" in value or "evaluation" in value
+    return (AgentResponse if has_thoughts else Solution).model_validate(value)
 
 
 class _StoredReply(BaseModel):
@@ -196,14 +198,14 @@ class ConversationRecord(_StoredRecord):
         )
 
     def conversation(self) -> Conversation:
-        """The conversation without its judgement, as a reward of the user's gets it."""
+        """The conversation without its judgement, as a reward of the user's gets it, with the plain answer."""
         return Conversation(
             question=self.question,
             num_agents=self.num_agents,
             max_rounds=self.max_rounds,
             turns=self.turns,
             failures=self.failures,
-            answer=self.answer,
+            answer=None if self.answer is None else plain_answer(self.answer),
         )
 
     def __str__(self) -> str:

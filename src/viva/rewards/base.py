@@ -20,6 +20,7 @@ from viva.judging.ballots import Outcome
 from viva.judging.bradley_terry import BradleyTerryError
 from viva.judging.comparison import Comparison, Judge, NoValidComparisonsError, reward_truth_gap
 from viva.judging.judge import JudgeOptions
+from viva.judging.reasoning_gym import plain_answer
 from viva.judging.records import ComparisonRecord, ConversationRecord
 from viva.judging.scorer import Scorer, ScorerOptions
 from viva.rewards.credit import GroupCredit, SpanCredit
@@ -74,7 +75,7 @@ class Scored:
     """The pay of one conversation."""
 
     rewards: Mapping[tuple[int, int], float]
-    """By agent and lane; a seat that is missing earns 0."""
+    """By agent and lane; a seat that is missing has no reward: its agent failed, or is paid in another lane."""
     metrics: Mapping[int, Metrics] = field(default_factory=dict[int, Metrics])
     """By agent."""
     credit: GroupCredit | None = None
@@ -329,7 +330,7 @@ def agent_pay(played: Played, rewards: Mapping[int, float]) -> Scored:
     segments = [segment for round_ in played.protocol.rounds for segment in round_.segments]
     earns_all = played.protocol.num_lanes == 1 and all(segment.stream for segment in segments)
     return Scored(
-        rewards={(agent_id, 0): reward for agent_id, reward in rewards.items()},
+        rewards={(agent_id, 0): rewards[agent_id] for agent_id in played.agents},
         credit=None if earns_all else reply_credit(played, lambda turn: rewards[turn.agent_id]),
     )
 
@@ -344,7 +345,8 @@ def paid(played: Played, scored: Scored) -> Scored:
     solutions = [turn for turn in played.conversation.turns if isinstance(turn.response, Solution)]
     if first and len(solutions) > len(first):
         played.record["correct_initial"] = first
-    gap = None if correct is None else reward_truth_gap(totals, correct)
+    solvers = {agent_id: totals[agent_id] for agent_id in correct or {}}  # an agent may give no solution
+    gap = reward_truth_gap(solvers, correct or {})
     shared: Metrics = {} if gap is None else {"reward_truth_gap": gap}
     metrics = {
         agent_id: spoken(played.conversation, agent_id)
@@ -372,7 +374,8 @@ class FunctionReward(Reward):
     async def score(self, played: Played) -> Scored:
         """Ask the function; what it raises itself passes through, with a note of where that was."""
         segments = {segment.name for round_ in played.protocol.rounds for segment in round_.segments}
-        conversation = replace(played.conversation, answer=played.answer)
+        answer = None if played.answer is None else plain_answer(played.answer)
+        conversation = replace(played.conversation, answer=answer)
         pay = self._checked(await self._call(conversation), conversation, segments)
         if isinstance(next(iter(pay)), str):
             streams = _by_agent(cast(Mapping[str, Mapping[int, float]], pay), played.agents)

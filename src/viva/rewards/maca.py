@@ -45,8 +45,8 @@ class Maca(SolutionReward):
 
     def pay(self, group: Solutions) -> list[float]:
         """+1 and -1; all 0 without a consensus."""
-        final_G, votes, labels = votes_of(group)
-        if len(labels) != 1 or votes.count(*labels) < 2:
+        final_G, votes_G, labels = votes_of(group)
+        if len(labels) != 1 or votes_G.count(*labels) < 2:
             return [0.0] * len(group)
         return [1.0 if answer in labels else -1.0 for answer in final_G]
 

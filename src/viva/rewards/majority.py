@@ -41,21 +41,23 @@ def answer_groups(solutions: Sequence[str]) -> list[int | None]:
 Voters = Literal["final", "first"]
 
 
-def votes_of(group: Solutions, voters: Voters = "final") -> tuple[list[int | None], list[int], set[int]]:
-    """Answers of the final solutions that are finished, all votes, and the answers with the most of them.
+def votes_of(
+    group: Solutions, voters: Voters = "final"
+) -> tuple[list[int | None], list[int | None], set[int]]:
+    """Answers of the final solutions and votes, ``None`` where there is none, and the answers with the most votes.
 
     Args:
         group: The solutions.
         voters: Which of them vote.
     """
     numbers = answer_groups([*group.final_G, *group.first_G])
-    final_G, first_G = (
-        [number if is_done else None for number, is_done in zip(own, group.finished_G, strict=True)]
-        for own in (numbers[: len(group)], numbers[len(group) :])
-    )
-    votes = [vote for vote in (final_G if voters == "final" else first_G) if vote is not None]
-    counts = Counter(votes)
-    return final_G, votes, {answer for answer, n in counts.items() if n == max(counts.values())}
+    first_finished_G = group.finished_G if group.first_finished_G is None else group.first_finished_G
+    finished = [*group.finished_G, *first_finished_G]
+    answers = [number if is_done else None for number, is_done in zip(numbers, finished, strict=True)]
+    final_G, first_G = answers[: len(group)], answers[len(group) :]
+    votes_G = final_G if voters == "final" else first_G
+    counts = Counter(vote for vote in votes_G if vote is not None)
+    return final_G, votes_G, {answer for answer, n in counts.items() if n == max(counts.values())}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,12 +81,17 @@ class Majority(SolutionReward):
 
     def figures(self, group: Solutions) -> Metrics:
         """The share of the votes that the label has, and where answers are known whether it is right."""
-        final_G, voting, labels = votes_of(group, self.voters)
-        metrics: Metrics = {}
-        if voting:
-            metrics["majority/share"] = sum(vote in labels for vote in voting) / len(voting) / len(labels)
-        if group.graded_G is not None and labels:
-            right = {answer for answer, grade in zip(final_G, group.graded_G, strict=True) if grade > 0}
+        _, votes_G, labels = votes_of(group, self.voters)
+        if not labels:
+            return {}
+        num_votes = len(votes_G) - votes_G.count(None)
+        metrics: Metrics = {
+            "majority/share": sum(vote in labels for vote in votes_G) / num_votes / len(labels)
+        }
+        has_own = self.voters == "first" and group.first_graded_G is not None
+        graded_G = group.first_graded_G if has_own else group.graded_G
+        if graded_G is not None:
+            right = {vote for vote, grade in zip(votes_G, graded_G, strict=True) if grade > 0}
             metrics["majority/correct"] = len(right & labels) / len(labels)
         return metrics
 

@@ -26,9 +26,8 @@ from viva.rewards.base import (
     check_compared,
     check_solutions,
     correctness,
-    spoken,
+    paid,
     stored_comparisons,
-    truth_metrics,
 )
 
 
@@ -76,24 +75,21 @@ class Tournament(JudgedReward):
         )
         played.record["comparisons"] = [asdict(comparison) for comparison in comparisons]
         rewards = win_minus_loss(comparisons, list(solutions))
-        first, correct = correctness(played)
-        truth = truth_metrics(first or {}, correct or {})
-        played.record.update(rewards=rewards, correct=correct)
+        scored = paid(played, agent_pay(played, rewards))
+        _, correct = correctness(played)
         shared = judge_health(comparisons) | ({} if correct is None else judge_accuracy(comparisons, correct))
         counts, rates = matchup_count(comparisons, list(rewards)), win_rate(comparisons, list(rewards))
         metrics = {
-            agent_id: spoken(played.conversation, agent_id)
+            agent_id: own
             | {
-                "win_minus_loss/mean": reward,
+                "win_minus_loss/mean": rewards[agent_id],
                 "matchup_count": counts[agent_id],
-                f"agent_{agent_id}/reward": reward,
                 f"agent_{agent_id}/win_rate": rates[agent_id],
             }
             | shared
-            | truth.get(agent_id, {})
-            for agent_id, reward in rewards.items()
+            for agent_id, own in scored.metrics.items()
         }
-        return replace(agent_pay(played, rewards), metrics=metrics)
+        return replace(scored, metrics=metrics)
 
 
 def tournament(

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from tinker_cookbook.completers import TokensWithLogprobs
 from tinker_cookbook.rl.types import Metrics
 
 from viva.conversation.protocol import Protocol
@@ -22,7 +23,7 @@ from viva.rewards.base import (
     agent_pay,
     check_compared,
     check_solutions,
-    graded,
+    correctness,
     paid,
     stored_comparisons,
 )
@@ -43,6 +44,10 @@ class Solutions:
     graded_G: Sequence[float] | None
     """Rewards by the known answer; ``None`` if there is none."""
     seed: int
+    first_finished_G: Sequence[bool] | None = None
+    """The same of the first solutions; ``None``: as `finished_G`."""
+    first_graded_G: Sequence[float] | None = None
+    """The same of the first solutions; ``None``: as `graded_G`."""
     agents_G: Sequence[int] | None = None
     """Their agents; ``None``: they are counted from 0."""
     comparisons: Sequence[Comparison] | None = None
@@ -129,7 +134,9 @@ class SolutionReward(Reward):
         if record.protocol == "problem" and not self.pays_samples:
             raise ValueError(f"the reward {self.name!r} pays conversations, and these are plain samples")
         group = replace(
-            stored_solutions(record.conversation(), seed=seed, right=record.correct),
+            stored_solutions(
+                record.conversation(), seed=seed, right=record.correct, first_right=record.correct_initial
+            ),
             comparisons=stored_comparisons(record).get(None),
             gains=record.gains,
             judge_answer=record.judge_answer,
@@ -142,35 +149,49 @@ class SolutionReward(Reward):
         return agent_pay(played, rewards)
 
 
-def stored_solutions(conversation: Conversation, *, seed: int, right: dict[int, bool] | None) -> Solutions:
+def stored_solutions(
+    conversation: Conversation,
+    *,
+    seed: int,
+    right: Mapping[int, bool] | None,
+    first_right: Mapping[int, bool] | None,
+) -> Solutions:
     """The solutions of a stored conversation, by agent id, without their logprobs; all count as finished."""
     check_solutions(conversation, "solutions are scored")
     final, first = conversation.final_solutions, conversation.first_solutions
+    graded_G, first_graded_G = (
+        None if known is None else [float(known[agent_id]) for agent_id in sorted(final)]
+        for known in (right, first_right)
+    )
     return Solutions(
         final_G=[final[agent_id] for agent_id in sorted(final)],
         first_G=[first[agent_id] for agent_id in sorted(final)],
         finished_G=[True] * len(final),
         logprobs_G_T=None,
-        graded_G=None if right is None else [float(right[agent_id]) for agent_id in sorted(final)],
+        graded_G=graded_G,
         seed=seed,
+        first_graded_G=first_graded_G,
         agents_G=sorted(final),
     )
 
 
 def _solutions_of(played: Played) -> Solutions:
     """Solutions of a conversation that was just played, by agent id; each with the reply that gave it."""
-    right = graded(played.conversation.final_solutions, played.answer, played.grader)
-    stored = stored_solutions(played.conversation, seed=played.seed, right=right)
-    replies = {}
+    first_right, right = correctness(played)
+    stored = stored_solutions(played.conversation, seed=played.seed, right=right, first_right=first_right)
+    replies: dict[tuple[int, int, int], TokensWithLogprobs] = {}
     for seat, place in enumerate(played.protocol.seats(played.conversation.num_agents)):
         turns = played.conversation.sampled_turns(*place)
         transitions = played.trajectories_G[seat].transitions
         for turn, transition in zip(turns, transitions, strict=place[0] in played.agents):
             if isinstance(turn.response, Solution):
-                replies[turn.agent_id] = transition.ac
-    actions_G = [replies[agent_id] for agent_id in played.agents]
+                replies[turn.round_index, turn.lane, turn.agent_id] = transition.ac
+    order = sorted(replies)
+    last = {place[-1]: replies[place] for place in order}
+    first = {place[-1]: replies[place] for place in reversed(order)}
     return replace(
         stored,
-        finished_G=[action.stop_reason == "stop" for action in actions_G],
-        logprobs_G_T=[action.logprobs for action in actions_G],
+        finished_G=[last[agent_id].stop_reason == "stop" for agent_id in played.agents],
+        logprobs_G_T=[last[agent_id].logprobs for agent_id in played.agents],
+        first_finished_G=[first[agent_id].stop_reason == "stop" for agent_id in played.agents],
     )

@@ -278,6 +278,7 @@ class MultiAgentConversationEnvGroupBuilder(EnvGroupBuilder):
     """Critiques that others than their targets were shown, by round and reader."""
     _record: dict[str, object] | None = field(default=None, init=False, repr=False)
     _credit: GroupCredit | None = field(default=None, init=False, repr=False)
+    _unpaid_seats: frozenset[int] = field(default=frozenset(), init=False, repr=False)
 
     def __post_init__(self) -> None:
         """Reject a conversation that could not be held."""
@@ -327,8 +328,9 @@ class MultiAgentConversationEnvGroupBuilder(EnvGroupBuilder):
         """Pay the conversation.
 
         Returns:
-            Rewards and metrics, in the order of the environments; an agent's metrics are with its first lane. An agent
-            that failed (``continue``) gets 0.0 and no metrics: a place holder, its trajectory must not be trained.
+            Rewards and metrics, in the order of the environments; an agent's metrics are with its first lane. Seats
+            without a reward (`unpaid_seats`) get 0.0; an agent that failed (``continue``) has no metrics either, and
+            its trajectory must not be trained.
 
         Raises:
             ConversationVoidError: If agents failed or did not finish, and the failure rule says so.
@@ -362,6 +364,10 @@ class MultiAgentConversationEnvGroupBuilder(EnvGroupBuilder):
             )
         )
         self._credit = scored.credit
+        places = [(env.agent_id, env.lane) for env in seats]
+        self._unpaid_seats = frozenset(
+            seat for seat, place in enumerate(places) if place not in scored.rewards
+        )
         if self.initial_judge is not None:
             compared = await self.initial_judge.some_pairs(
                 self.question, conversation.final_solutions, self.initial_judge_pairs, self.seed
@@ -378,6 +384,10 @@ class MultiAgentConversationEnvGroupBuilder(EnvGroupBuilder):
     def credit(self) -> GroupCredit | None:
         """Credit of the last conversation's tokens; ``None``: each earned its seat's reward."""
         return self._credit
+
+    def unpaid_seats(self) -> frozenset[int]:
+        """Seats of the last conversation without a reward: of failed agents, and lanes that its reward does not pay."""
+        return self._unpaid_seats
 
     def logging_tags(self) -> list[str]:
         """Tags for the metrics of this kind of group."""

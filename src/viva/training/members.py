@@ -116,8 +116,8 @@ def member_metrics(outcomes_P: Sequence[GroupOutcome]) -> dict[str, float]:
     for outcome in outcomes_P:
         if outcome.group is None:
             continue
-        rewards_G = outcome.group.get_total_rewards()
-        for seat, trajectory in enumerate(outcome.group.trajectories_G):
+        paid_G = zip(outcome.group.trajectories_G, outcome.paid_rewards(), strict=True)
+        for seat, (trajectory, reward) in enumerate(paid_G):
             speakers = speakers_of(outcome.builder, seat, trajectory)
             if not speakers:  # the seat failed, or is none of a conversation
                 continue
@@ -125,8 +125,8 @@ def member_metrics(outcomes_P: Sequence[GroupOutcome]) -> dict[str, float]:
             is_by_seat = is_by_seat and len(set(names)) == 1
             for name, transition in zip(names, trajectory.transitions, strict=True):
                 tokens[name] = tokens.get(name, 0) + len(transition.ac.tokens)
-            if seat not in outcome.failed_seats:
-                rows.setdefault(names[0], []).append(rewards_G[seat])
+            if reward is not None:
+                rows.setdefault(names[0], []).append(reward)
     metrics: dict[str, float] = {f"{name}/sampled_tokens": count for name, count in sorted(tokens.items())}
     if is_by_seat:
         metrics |= {f"{name}/reward": math.fsum(row) / len(row) for name, row in sorted(rows.items())}

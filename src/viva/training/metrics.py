@@ -13,8 +13,9 @@ from typing import get_args
 
 import numpy as np
 import tinker
-from tinker_cookbook.rl.types import Trajectory
+from tinker_cookbook.rl.types import EnvGroupBuilder, Trajectory
 
+from viva.experts.conversation_expert import ConversationExpertGroupBuilder
 from viva.experts.diagnostics import clustered_stderr
 from viva.experts.strategy import ExpertGroupBuilder, strategy_of
 from viva.judging.records import ConversationRecord
@@ -134,13 +135,18 @@ def token_metrics(outcomes_P: Sequence[GroupOutcome]) -> dict[str, float]:
 
 def _conversations(outcomes_P: Sequence[GroupOutcome]) -> list[ConversationRecord]:
     """Records of the groups that count and are conversations."""
-    builders = [outcome.builder for outcome in outcomes_P if outcome.group is not None]
-    played = [each.inner if isinstance(each, ExpertGroupBuilder) else each for each in builders]
+    played = [_unwrapped(outcome.builder) for outcome in outcomes_P if outcome.group is not None]
     return [
         ConversationRecord.model_validate(each.record())
         for each in played
         if isinstance(each, MultiAgentConversationEnvGroupBuilder)
     ]
+
+
+def _unwrapped(builder: EnvGroupBuilder) -> EnvGroupBuilder:
+    while isinstance(builder, ExpertGroupBuilder | ConversationExpertGroupBuilder):
+        builder = builder.inner
+    return builder
 
 
 def _drop_rates(outcomes_P: Sequence[GroupOutcome]) -> dict[str, float]:

@@ -114,12 +114,16 @@ class GroupOutcome:
     void_metrics: tuple[Metrics, ...] = ()
     """Metrics of void attempts, also of those that were played again: of each turn, and of what ended the attempt."""
 
+    @property
+    def unpaid_seats(self) -> frozenset[int]:
+        """Seats without a reward: they failed, or have a place holder."""
+        return self.failed_seats | unpaid_seats_of(self.builder)
+
     def paid_rewards(self) -> list[float | None]:
         """The reward of every seat, ``None`` where it failed or has a place holder; of a void group, nothing."""
         if self.group is None:
             return []
-        without = self.failed_seats | unpaid_seats_of(self.builder)
-        rewards_G = self.group.get_total_rewards()
+        without, rewards_G = self.unpaid_seats, self.group.get_total_rewards()
         return [None if seat in without else reward for seat, reward in enumerate(rewards_G)]
 
 

@@ -117,12 +117,9 @@ def with_values(
 
 
 def centred_rewards_of(outcome: GroupOutcome) -> dict[int, float]:
-    """Reward minus mean reward of the group by seat, for the seats that did not fail. A void group has none."""
-    if outcome.group is None:
-        return {}
-    rewards_G = outcome.group.get_total_rewards()
-    seats = [seat for seat in range(len(rewards_G)) if seat not in outcome.failed_seats]
-    return dict(zip(seats, group_advantages([rewards_G[seat] for seat in seats]), strict=True))
+    """Reward minus mean reward of the group by seat, for the seats that have one. A void group has none."""
+    paid = {seat: reward for seat, reward in enumerate(outcome.paid_rewards()) if reward is not None}
+    return dict(zip(paid, group_advantages(list(paid.values())), strict=True))
 
 
 def batch_samples(outcomes_P: Sequence[GroupOutcome], *, is_plain: bool = False) -> list[TrainedSample]:
@@ -242,10 +239,10 @@ def _plans(outcome: GroupOutcome, group: TrajectoryGroup) -> list[list[_Part]]:
     if credit is not None:
         return [[part for part in plan if any(part.weights)] for plan in _credited_plans(credit, group)]
     is_swapped = strategy_of(outcome.builder).context_transform is not None
-    chosen_G = completions_of(outcome.builder, group)
+    chosen_G, without = completions_of(outcome.builder, group), outcome.unpaid_seats
     return [
-        _chosen_parts(trajectory, chosen, is_swapped=is_swapped)
-        for trajectory, chosen in zip(group.trajectories_G, chosen_G, strict=True)
+        [] if seat in without else _chosen_parts(trajectory, chosen, is_swapped=is_swapped)
+        for seat, (trajectory, chosen) in enumerate(zip(group.trajectories_G, chosen_G, strict=True))
     ]
 
 
@@ -280,7 +277,7 @@ def _plain_plans(outcome: GroupOutcome, group: TrajectoryGroup) -> list[list[_Pa
 
 
 def _centred_plans(outcome: GroupOutcome, group: TrajectoryGroup) -> list[list[_Part]]:
-    """Per seat all turns. Where all rewards of a group are equal, nothing is trained."""
+    """Per seat all turns. Nothing is trained of seats without a reward, nor where all rewards are equal."""
     advantages = centred_rewards_of(outcome)
     carries_signal = any(advantages.values())
     plans_G: list[list[_Part]] = []
@@ -288,7 +285,8 @@ def _centred_plans(outcome: GroupOutcome, group: TrajectoryGroup) -> list[list[_
         advantage, plan = advantages.get(seat, 0.0), list[_Part]()
         for turn, transition in enumerate(trajectory.transitions):
             count = len(transition.ac.tokens)
-            weights = [float(carries_signal and not is_masked(transition))] * count
+            is_trained = carries_signal and seat in advantages and not is_masked(transition)
+            weights = [float(is_trained)] * count
             if (
                 not transition.ob.length and weights
             ):  # nothing stands before the first token to predict it from
