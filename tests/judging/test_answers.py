@@ -75,6 +75,42 @@ def test_a_wrong_or_missing_answer_is_not(text, answer):
     assert not is_correct(text, answer)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "3 - 8 leaves\n-5",
+        "The result is **-5**.",
+        "I get `-5`",
+        "x\t-5",
+        "[-5]",
+        "the values {-5}",
+        'it is "-5"',
+        "so x = \u22125",
+        "The answer is \u22125",
+        "\\boxed{\u22125}",
+        "- first\n- -5",
+        "4/-5",
+        "(3,-5)",
+    ],
+)
+def test_a_minus_before_a_number_is_its_sign_whatever_stands_before_it(text):
+    for minus in ("-", "\u2212"):
+        assert is_correct(text, f"{minus}5")
+    assert answer_key(text) == "-5"
+    assert not is_correct(text, "5")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("3-5", "A-5", "x-5", "(2)-5", "[2]-5", "{2}-5", "10%-5%", "3\u22125", "2020-11-5"),
+        *("--5", "pages 3--5", "- 5 apples", "4\n- 5"),
+    ],
+)
+def test_a_minus_behind_a_term_or_before_a_space_is_no_sign(text):
+    assert answer_key(text) == "5"
+
+
 @given(st.text())
 def test_any_text_is_read_without_an_error(text):
     is_correct(text, "3")
@@ -99,7 +135,9 @@ def test_fractions_equal_their_reduced_form(fraction):
     assert is_correct(f"\\boxed{{{doubled}}}", f"{fraction.numerator}/{fraction.denominator}")
 
 
-@pytest.mark.parametrize("piece", ["\\boxed{", "{", "the answer is ", "1", "1,", "-1 ", "#### ", "/", "."])
+@pytest.mark.parametrize(
+    "piece", ["\\boxed{", "{", "the answer is ", "1", "1,", "-1 ", "-", "*-1", "#### ", "/", "."]
+)
 def test_a_megabyte_is_read_in_linear_time(piece):
     text = piece * (1_000_000 // len(piece))
     started = time.process_time()

@@ -35,6 +35,9 @@ _DIGITS = frozenset("0123456789")
 _NUMBER_PARTS = _DIGITS | frozenset(".,/")
 _FRACTION = re.compile(r"(-?)\\[dt]?frac\{([^{}]{1,100})\}\{([^{}]{1,100})\}")
 _VARIABLE = re.compile(r"[0-9][abnxyz]\b")
+_MINUS = ("-", "\u2212")
+_ENDS = (*")]}%!\u00b0", *_MINUS)
+"""Ends of a term, behind which a minus is a difference, a range or a dash."""
 _UNITS = ("\\%", "%", "\\$", "$", "\u20ac", "\u00a3", "\\,", "\\!")
 
 
@@ -164,13 +167,16 @@ def _numbers(text: str) -> list[str]:
         stop = index
         while stop < len(text) and text[stop] in _NUMBER_PARTS:
             stop += 1
-        is_negative = (
-            index > 0 and text[index - 1] == "-" and text[index - 2 : index - 1].strip(" ($=:") == ""
-        )
-        number = ("-" if is_negative else "") + text[index:stop].rstrip(".,/")
-        found.append(number)
+        sign = "-" if index > 0 and _is_sign(text, index - 1) else ""
+        found.append(sign + text[index:stop].rstrip(".,/"))
         index = stop
     return found
+
+
+def _is_sign(text: str, place: int) -> bool:
+    """Whether a character is a minus that belongs to the number behind it: ``*-5*``, but not ``7-5`` or ``7--5``."""
+    before = text[max(place - 1, 0) : place]
+    return text[place] in _MINUS and not before.isalnum() and before not in _ENDS
 
 
 def _only_number(text: str) -> str | None:
@@ -223,6 +229,7 @@ def _are_thousands(tail: str) -> bool:
 def _strip_units(text: str) -> str:
     for unit in _UNITS:
         text = text.replace(unit, "")
+    text = text.replace("\u2212", "-")
     return text.strip().rstrip(".")
 
 
