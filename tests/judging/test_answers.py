@@ -43,6 +43,11 @@ from viva.selfplay.user_code import find_check
         ("#### 1,000", "so $1000.\n#### 1,000"),
         (r"\boxed{\dfrac{3}{4}}", "0.75"),
         (r"\boxed{-\frac{1}{2}}", "-1/2"),
+        (r"\boxed{x = 5}", "5"),
+        (r"$\theta = -5$ is it: the answer is $\theta = -5$.", "-5"),
+        ("The answer is x = 5", "x = 5"),
+        ("5", "x = 5"),
+        (r"\boxed{1{,}000}", "1000"),
     ],
 )
 def test_a_right_answer_is_recognised(text, answer):
@@ -67,6 +72,9 @@ def test_a_right_answer_is_recognised(text, answer):
         ("12,34", "1234"),
         (r"\boxed{8+1}", "9"),
         (r"\boxed{10=9}", "9"),
+        (r"\boxed{x == 9}", "9"),
+        (r"\boxed{x = 8+1}", "9"),
+        (r"\boxed{1{,}5}", "15"),
         (r"\boxed{\frac{1}{0}}", "0"),
         (r"\boxed{\frac{1}{2}\frac{1}{2}}", "1/4"),
     ],
@@ -136,7 +144,8 @@ def test_fractions_equal_their_reduced_form(fraction):
 
 
 @pytest.mark.parametrize(
-    "piece", ["\\boxed{", "{", "the answer is ", "1", "1,", "-1 ", "-", "*-1", "#### ", "/", "."]
+    "piece",
+    ["\\boxed{", "{", "the answer is ", "1", "1,", "-1 ", "-", "*-1", "\\boxed{x ", "#### ", "/", "."],
 )
 def test_a_megabyte_is_read_in_linear_time(piece):
     text = piece * (1_000_000 // len(piece))
@@ -213,6 +222,7 @@ def test_exact_answers_agree_letter_for_letter(text, answer, right):
 def test_math_votes_are_equal_for_equal_numbers():
     texts = ["The answer is 0.5", "\\boxed{\\frac{1}{2}}", "so 1/2", "1/2 %"]
     assert len({answer_key(text) for text in texts}) == 1
+    assert answer_key("the answer is x = 0.5") == answer_key("1/2")
     assert answer_key("x = Paris") == answer_key("X  =  paris ")
     assert answer_key(" ") is None
 

@@ -5,9 +5,9 @@ else what follows the last "answer is", "####" or "Answer:"; else the last numbe
 ``grader``):
 
 ``math``
-    A known answer that is a number is met by numbers of equal value only (``8+1`` does not answer 9); any other by an
-    equal normalised text or an equal expression (`viva.judging.expressions`). Problems of reasoning-gym are graded by
-    their family's own scorer, see `viva.judging.reasoning_gym`; the other checks see their plain answers.
+    A known answer that is a number is met by numbers of equal value only (``x = 9`` answers 9, ``8+1`` does not); any
+    other by an equal normalised text or an equal expression (`viva.judging.expressions`). Problems of reasoning-gym
+    are graded by their family's own scorer, see `viva.judging.reasoning_gym`; the other checks see their plain answers.
 ``exact``
     The final answer, or the whole reply, is the known answer letter for letter.
 ``choice``
@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 
-from viva.judging.expressions import same_expression
+from viva.judging.expressions import same_expression, without_name
 from viva.judging.reasoning_gym import find_problem, plain_answer
 
 _BOXED = "\\boxed{"
@@ -196,7 +196,7 @@ def _last_number(text: str) -> str | None:
 
 def _value(answer: str) -> Fraction | None:
     """The number an answer stands for, or ``None``."""
-    text = _strip_units(answer).replace(" ", "")
+    text = without_name(_strip_units(answer)).replace(" ", "")
     if fraction := _FRACTION.fullmatch(text):
         text = "{}{}/{}".format(*fraction.groups())
     whole, _, denominator = text.partition("/")
@@ -229,7 +229,7 @@ def _are_thousands(tail: str) -> bool:
 def _strip_units(text: str) -> str:
     for unit in _UNITS:
         text = text.replace(unit, "")
-    text = text.replace("\u2212", "-")
+    text = text.replace("\u2212", "-").replace("{,}", ",")
     return text.strip().rstrip(".")
 
 
