@@ -96,6 +96,11 @@ def source_digest(target: str) -> str | None:
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.suffix == ".py" else None
 
 
+def source_digests(*names: str | None) -> dict[str, str | None]:
+    """Digests of the user's own code that was loaded by some of these names, for ``config.json``."""
+    return {name: source_digest(name) for name in names if name is not None and is_target(name)}
+
+
 def _digest_here(value: Any) -> str | None:
     for told in (_declared, inspect.getsource):
         try:
