@@ -196,7 +196,8 @@ def _last_number(text: str) -> str | None:
 
 def _value(answer: str) -> Fraction | None:
     """The number an answer stands for, or ``None``."""
-    text = without_name(_strip_units(answer)).replace(" ", "")
+    text = _strip_units(answer)
+    text = (without_name(text) if "=" in text else text).replace(" ", "")
     if fraction := _FRACTION.fullmatch(text):
         text = "{}{}/{}".format(*fraction.groups())
     whole, _, denominator = text.partition("/")
