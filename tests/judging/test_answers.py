@@ -43,6 +43,11 @@ from viva.selfplay.user_code import find_check
         ("#### 1,000", "so $1000.\n#### 1,000"),
         (r"\boxed{\dfrac{3}{4}}", "0.75"),
         (r"\boxed{-\frac{1}{2}}", "-1/2"),
+        (r"\boxed{x = 5}", "5"),
+        (r"$\theta = -5$ is it: the answer is $\theta = -5$.", "-5"),
+        ("The answer is x = 5", "x = 5"),
+        ("5", "x = 5"),
+        (r"\boxed{1{,}000}", "1000"),
     ],
 )
 def test_a_right_answer_is_recognised(text, answer):
@@ -67,12 +72,51 @@ def test_a_right_answer_is_recognised(text, answer):
         ("12,34", "1234"),
         (r"\boxed{8+1}", "9"),
         (r"\boxed{10=9}", "9"),
+        (r"\boxed{x == 9}", "9"),
+        (r"\boxed{x = 8+1}", "9"),
+        (r"\boxed{1{,}5}", "15"),
         (r"\boxed{\frac{1}{0}}", "0"),
         (r"\boxed{\frac{1}{2}\frac{1}{2}}", "1/4"),
     ],
 )
 def test_a_wrong_or_missing_answer_is_not(text, answer):
     assert not is_correct(text, answer)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "3 - 8 leaves\n-5",
+        "The result is **-5**.",
+        "I get `-5`",
+        "x\t-5",
+        "[-5]",
+        "the values {-5}",
+        'it is "-5"',
+        "so x = \u22125",
+        "The answer is \u22125",
+        "\\boxed{\u22125}",
+        "- first\n- -5",
+        "4/-5",
+        "(3,-5)",
+    ],
+)
+def test_a_minus_before_a_number_is_its_sign_whatever_stands_before_it(text):
+    for minus in ("-", "\u2212"):
+        assert is_correct(text, f"{minus}5")
+    assert answer_key(text) == "-5"
+    assert not is_correct(text, "5")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("3-5", "A-5", "x-5", "(2)-5", "[2]-5", "{2}-5", "10%-5%", "3\u22125", "2020-11-5"),
+        *("--5", "pages 3--5", "- 5 apples", "4\n- 5"),
+    ],
+)
+def test_a_minus_behind_a_term_or_before_a_space_is_no_sign(text):
+    assert answer_key(text) == "5"
 
 
 @given(st.text())
@@ -99,7 +143,10 @@ def test_fractions_equal_their_reduced_form(fraction):
     assert is_correct(f"\\boxed{{{doubled}}}", f"{fraction.numerator}/{fraction.denominator}")
 
 
-@pytest.mark.parametrize("piece", ["\\boxed{", "{", "the answer is ", "1", "1,", "-1 ", "#### ", "/", "."])
+@pytest.mark.parametrize(
+    "piece",
+    ["\\boxed{", "{", "the answer is ", "1", "1,", "-1 ", "-", "*-1", "\\boxed{x ", "#### ", "/", "."],
+)
 def test_a_megabyte_is_read_in_linear_time(piece):
     text = piece * (1_000_000 // len(piece))
     started = time.process_time()
@@ -175,6 +222,7 @@ def test_exact_answers_agree_letter_for_letter(text, answer, right):
 def test_math_votes_are_equal_for_equal_numbers():
     texts = ["The answer is 0.5", "\\boxed{\\frac{1}{2}}", "so 1/2", "1/2 %"]
     assert len({answer_key(text) for text in texts}) == 1
+    assert answer_key("the answer is x = 0.5") == answer_key("1/2")
     assert answer_key("x = Paris") == answer_key("X  =  paris ")
     assert answer_key(" ") is None
 

@@ -153,6 +153,24 @@ def test_two_checkpoints_are_compared_on_the_same_problems_and_again_from_their_
     assert (other != compared, other.parent) == (True, compared.parent)
 
 
+def test_a_run_is_graded_as_it_was_unless_another_grader_is_given(model, problems, tmp_path, capsys):
+    code, folder = tmp_path / "own.py", tmp_path / "run"
+    code.write_text("def any_reply(reply, known):\n    return True\n")
+    given = {"model_name": model, "train_prompts_path": problems, "test_prompts_path": problems}
+    more = {"max_steps": 1, "num_test_conversations": 0, "grader": f"{code}:any_reply", "log_path": folder}
+    options = OPTIONS | given | more
+    assert train_critique([f"{name}={value}" for name, value in options.items()]) == 0
+    (path,) = evaluate(capsys, folder)[1]
+    assert read_evaluation(path).options["grader"] == f"{code}:any_reply"
+    code.unlink()
+    assert viva.cli.main(["eval", str(folder)]) == 2
+    told = capsys.readouterr().err
+    assert "the run's grader cannot be had any more: there is no file" in told
+    assert "Give another one, as in grader=math" in told
+    (path,) = evaluate(capsys, folder, grader="math")[1]
+    assert read_evaluation(path).options["grader"] == "math"
+
+
 def test_another_kind_of_conversation_than_the_trained_one(run, capsys):
     out, (path,) = evaluate(
         capsys, run, kinds='["conversation"]', max_rounds=1, num_agents=2, num_test_conversations=1

@@ -299,6 +299,18 @@ def without(content, *names):
     return {name: value for name, value in content.items() if name not in names}
 
 
+def math_options(model, problems, **more):
+    alone = (
+        "num_agents",
+        "max_rounds",
+        "judge_max_off_set_mass",
+        "tournament_pattern",
+        "num_test_conversations",
+    )
+    given = {"model_name": model, "train_prompts_path": problems, "hf_answer_column": "answer"}
+    return without(OPTIONS, *alone) | given | {"group_size": 2, "estimator": "none"} | more
+
+
 STRATEGY = """
 from viva.recipes.strategies import STRATEGIES
 
@@ -313,15 +325,7 @@ def test_a_strategy_whose_code_was_changed_is_refused(model, problems, refuses, 
     code.write_text(STRATEGY)
     monkeypatch.syspath_prepend(str(tmp_path))
     name = f"{code}:mine" if form == "path" else f"{code.stem}:mine"
-    given = {"model_name": model, "train_prompts_path": problems, "hf_answer_column": "answer"}
-    alone = (
-        "num_agents",
-        "max_rounds",
-        "judge_max_off_set_mass",
-        "tournament_pattern",
-        "num_test_conversations",
-    )
-    options = without(OPTIONS, *alone) | given | {"strategies": name, "group_size": 2, "estimator": "none"}
+    options = math_options(model, problems, strategies=name)
 
     def begin(**more):
         arguments = options | {"log_path": tmp_path / "run"} | more
@@ -332,6 +336,41 @@ def test_a_strategy_whose_code_was_changed_is_refused(model, problems, refuses, 
     code.write_text(STRATEGY + "# other\n")
     told = refuses(lambda: begin(max_steps=4, behavior_if_exists="resume"), tmp_path / "run")
     assert f"holds a run with other options: the source of {name} was changed" in told
+
+
+@pytest.mark.parametrize(
+    ("option", "more"),
+    [
+        ("grader", {"strategies": "iid"}),
+        (
+            "conversation_reward",
+            {
+                "strategies": "iid,conversation",
+                "conversation": "round_robin",
+                "num_agents": 2,
+                "batch_size": 4,
+            },
+        ),
+    ],
+)
+def test_a_grader_or_reward_whose_code_was_changed_is_refused_unless_the_run_is_older_than_its_digest(
+    model, problems, refuses, tmp_path, option, more
+):
+    code = tmp_path / "own.py"
+    code.write_text("def own(*given):\n    return True if len(given) == 2 else {0: 1.0, 1: 0.0}\n")
+    run, name = tmp_path / "run", f"{code}:own"
+    options = math_options(model, problems, **{option: name}, **more) | {"log_path": run}
+
+    def begin(**more):
+        return math_main([f"{name}={value}" for name, value in (options | more).items()])
+
+    assert begin() == 0
+    code.write_text(code.read_text() + "# other\n")
+    told = refuses(lambda: begin(max_steps=3, behavior_if_exists="resume"), run)
+    assert f"the source of {name} was changed" in told
+    config = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps(without(config, SEAL) | {"user_code": {}}))
+    assert begin(max_steps=3, behavior_if_exists="resume") == 0
 
 
 def test_a_prompt_that_is_changed_while_the_run_goes_on_is_not_trained_on(

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from viva.engine import LocalServiceClient
 from viva.eval.records import Answer, Asked
+from viva.judging.answers import CHECKS, is_correct
 from viva.judging.comparison import VERDICT_PREFIX, Comparison, Outcome
 from viva.judging.judge import VERDICT_SCORES, JudgeOptions, PolicySelfComparisonJudge, parse_verdict
 from viva.recipes.demo import write_problems
@@ -105,8 +106,24 @@ def answered(*answers):
     ],
 )
 def test_a_pair_differs_in_truth_and_not_in_form(answers, pair):
-    found = _pair(answered(*answers))
+    found = _pair(answered(*answers), is_correct)
     assert found == (None if pair is None else Pair("3 + 4?", *pair))
+
+
+@pytest.mark.parametrize(
+    ("grader", "known", "wrong", "right"),
+    [
+        ("choice", "B", "I think it is (A).", "B"),
+        ("choice", "B", "The answer is A) 15 apples", None),
+        ("choice", "B) 15 apples", "(A) 12 apples", None),
+        ("exact", "cat", "The answer is dog", "The answer is cat"),
+    ],
+)
+def test_a_made_up_reply_is_kept_only_if_the_grader_finds_it_right(grader, known, wrong, right):
+    check = CHECKS[grader]
+    reply = Answer(right=False, vote=check.vote(wrong), finished=True, num_tokens=3, text=wrong)
+    found = _pair(Asked(question="Which?", answer=known, answers=(reply,)), check.is_right)
+    assert found == (None if right is None else Pair("Which?", right, wrong))
 
 
 def test_a_verdict_is_the_label_of_the_right_one_in_both_orders():

@@ -264,6 +264,31 @@ async def test_shuffled_critiques_are_of_somebody_else() -> None:
     assert all(agent["r_diag"] > 0 for agent in streams_of(builder).values())
 
 
+@pytest.mark.parametrize("control", ["shuffled_critiques", "foreign_critiques"])
+async def test_where_whole_turns_are_shown_agents_read_what_is_dealt_to_them_and_nothing_else(
+    control: Control,
+) -> None:
+    builders = [controlled_builder(None, question) for question in ("Which?", "Who?")]
+    protocol = builders[0].protocol
+    first, review, revise, verdict = protocol.rounds
+    revise = replace(revise, sights=(revise.sights[0], Sight(segments=("critique",), whose="addressed")))
+    protocol = controlled(replace(protocol, rounds=(first, review, revise, verdict)), control, 4)
+    builders = [replace(builder, protocol=protocol) for builder in builders]
+    policy = Populations(groups=[Population(agents=everyone(naming(problem, {}))) for problem in "PQ"])
+    await run_groups(builders, policy, max_retries=0)
+    for builder in builders:
+        record = builder.record() or {}
+        for agent_id in range(4):
+            (prompt,) = (
+                turn["prompt"]
+                for turn in record["turns"]
+                if (turn["segment"], turn["agent_id"]) == ("revision", agent_id)
+            )
+            read = [each["text"] for each in record["control"]["shown"] if each["reader"] == agent_id]
+            assert [line[2:] for line in prompt.splitlines() if ", quality" in line] == read
+            assert len(read) == 3
+
+
 async def test_without_critiques_agents_rank_and_revise_and_r_diag_is_empty() -> None:
     outcome, builder = await play("no_critiques", everyone(IMPROVING))
     assert outcome.void_reason is None

@@ -138,6 +138,42 @@ def test_a_file_takes_the_place_of_no_module(tmp_path: Path) -> None:
     assert sys.modules["random"] is random
 
 
+def test_what_a_file_defines_is_itself_until_the_file_is_edited(tmp_path: Path) -> None:
+    path = tmp_path / "own.py"
+    path.write_text("class Mine:\n    pass\n\nSEEN = []\n")
+    mine, seen = load_target(f"{path}:Mine"), load_target(f"{path}:SEEN")
+    seen.append(1)
+    assert load_target(f"{tmp_path}/../{tmp_path.name}/own.py:Mine") is mine
+    assert load_target(f"{path}:SEEN") == [1]
+    path.write_text("class Mine:\n    is_edited = True\n")
+    assert load_target(f"{path}:Mine").is_edited
+    path.write_text("class Mine:\n    is_edited = True\nthis is no code\n")
+    for _ in range(2):
+        with pytest.raises(ValueError, match="is no Python code"):
+            load_target(f"{path}:Mine")
+
+
+@pytest.mark.parametrize(
+    ("parameters", "num_rounds"),
+    [("max_rounds=1, num_agents=3", 1), ("*, num_agents", 4), ("num_agents, /", 4), ("max_rounds=2", 2)],
+)
+def test_a_function_that_makes_a_protocol_is_given_the_number_of_agents_under_that_name(
+    parameters: str, num_rounds: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "own.py"
+    count = "max_rounds" if "max_rounds" in parameters else "num_agents"
+    path.write_text(
+        f"from viva import Protocol, Round\n\ndef make({parameters}):\n"
+        f"    return Protocol(rounds=[Round(f'round {{i}}', 'Say.') for i in range({count})])\n\n"
+        "def other(size):\n    return make()\n"
+    )
+    assert len(find_protocol(f"{path}:make", 4).rounds) == num_rounds
+    with pytest.raises(
+        ValueError, match="must take nothing, or num_agents: missing a required argument: 'size'"
+    ):
+        find_protocol(f"{path}:other", 4)
+
+
 def test_a_function_that_returns_a_protocol_is_a_target() -> None:
     protocol = find_protocol("viva.selfplay.critique:critique_protocol", 5)
     assert protocol.name == "critique_self_play"

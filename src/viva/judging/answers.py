@@ -5,9 +5,9 @@ else what follows the last "answer is", "####" or "Answer:"; else the last numbe
 ``grader``):
 
 ``math``
-    A known answer that is a number is met by numbers of equal value only (``8+1`` does not answer 9); any other by an
-    equal normalised text or an equal expression (`viva.judging.expressions`). Problems of reasoning-gym are graded by
-    their family's own scorer, see `viva.judging.reasoning_gym`; the other checks see their plain answers.
+    A known answer that is a number is met by numbers of equal value only (``x = 9`` answers 9, ``8+1`` does not); any
+    other by an equal normalised text or an equal expression (`viva.judging.expressions`). Problems of reasoning-gym
+    are graded by their family's own scorer, see `viva.judging.reasoning_gym`; the other checks see their plain answers.
 ``exact``
     The final answer, or the whole reply, is the known answer letter for letter.
 ``choice``
@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 
-from viva.judging.expressions import same_expression
+from viva.judging.expressions import same_expression, without_name
 from viva.judging.reasoning_gym import find_problem, plain_answer
 
 _BOXED = "\\boxed{"
@@ -35,6 +35,9 @@ _DIGITS = frozenset("0123456789")
 _NUMBER_PARTS = _DIGITS | frozenset(".,/")
 _FRACTION = re.compile(r"(-?)\\[dt]?frac\{([^{}]{1,100})\}\{([^{}]{1,100})\}")
 _VARIABLE = re.compile(r"[0-9][abnxyz]\b")
+_MINUS = ("-", "\u2212")
+_ENDS = (*")]}%!\u00b0", *_MINUS)
+"""Ends of a term, behind which a minus is a difference, a range or a dash."""
 _UNITS = ("\\%", "%", "\\$", "$", "\u20ac", "\u00a3", "\\,", "\\!")
 
 
@@ -164,13 +167,16 @@ def _numbers(text: str) -> list[str]:
         stop = index
         while stop < len(text) and text[stop] in _NUMBER_PARTS:
             stop += 1
-        is_negative = (
-            index > 0 and text[index - 1] == "-" and text[index - 2 : index - 1].strip(" ($=:") == ""
-        )
-        number = ("-" if is_negative else "") + text[index:stop].rstrip(".,/")
-        found.append(number)
+        sign = "-" if index > 0 and _is_sign(text, index - 1) else ""
+        found.append(sign + text[index:stop].rstrip(".,/"))
         index = stop
     return found
+
+
+def _is_sign(text: str, place: int) -> bool:
+    """Whether a character is a minus that belongs to the number behind it: ``*-5*``, but not ``7-5`` or ``7--5``."""
+    before = text[max(place - 1, 0) : place]
+    return text[place] in _MINUS and not before.isalnum() and before not in _ENDS
 
 
 def _only_number(text: str) -> str | None:
@@ -190,7 +196,8 @@ def _last_number(text: str) -> str | None:
 
 def _value(answer: str) -> Fraction | None:
     """The number an answer stands for, or ``None``."""
-    text = _strip_units(answer).replace(" ", "")
+    text = _strip_units(answer)
+    text = (without_name(text) if "=" in text else text).replace(" ", "")
     if fraction := _FRACTION.fullmatch(text):
         text = "{}{}/{}".format(*fraction.groups())
     whole, _, denominator = text.partition("/")
@@ -223,6 +230,7 @@ def _are_thousands(tail: str) -> bool:
 def _strip_units(text: str) -> str:
     for unit in _UNITS:
         text = text.replace(unit, "")
+    text = text.replace("\u2212", "-").replace("{,}", ",")
     return text.strip().rstrip(".")
 
 

@@ -55,7 +55,7 @@ def same_expression(given: str, wanted: str) -> bool:
     Raises:
         RuntimeError: the process that compares does not start, or was ended from outside; never for what a model wrote.
     """
-    texts = [_without_name(text) for text in (wanted, given)]
+    texts = [without_name(text) for text in (wanted, given)]
     return all(_is_tame(text) for text in texts) and _PROCESS.are_the_same(texts)
 
 
@@ -108,7 +108,8 @@ atexit.register(_PROCESS.close)
 os.register_at_fork(after_in_child=_PROCESS.forget)
 
 
-def _without_name(text: str) -> str:
+def without_name(text: str) -> str:
+    """The right side of ``x = 5``, where the left is one letter or a command like ``\\theta``; else the text."""
     text = text.strip().strip("$").strip()
     return _ASSIGNED.sub("", text, count=1).strip()
 

@@ -32,7 +32,7 @@ from viva.recipes.common import OpenRun, say
 from viva.recipes.loop import direct_sampler
 from viva.recipes.plan import Plan
 from viva.recipes.protocol import Game
-from viva.rewards.base import Played, Reward, Scored
+from viva.rewards.base import Grader, Played, Reward, Scored
 from viva.run.files import read_json_lines
 from viva.selfplay.controls import scripted_reply
 from viva.training.data import Example, PromptItem, derive_seed
@@ -66,10 +66,10 @@ async def judged_pairs(
     known = [item for item in items if item.answer is not None]
     say(f"asking the model {counted(samples, 'time')} each: {len(known)} {what}")
     asked = await ask_all(sampler, direct, known, samples)
-    return [pair for each in asked if (pair := _pair(each)) is not None]
+    return [pair for each in asked if (pair := _pair(each, plan.grader)) is not None]
 
 
-def _pair(asked: Asked) -> Pair | None:
+def _pair(asked: Asked, grader: Grader) -> Pair | None:
     finished = [answer for answer in asked.answers if answer.finished and answer.vote is not None]
     wrong = next((answer for answer in finished if not answer.right), None)
     if wrong is None or asked.answer is None:
@@ -80,6 +80,8 @@ def _pair(asked: Asked) -> Pair | None:
     said, known = extract_answer(wrong.text) or "", extract_answer(asked.answer) or asked.answer
     before, found, after = wrong.text.rpartition(said)
     right = f"{before}{known}{after}" if found else known
+    if not grader(right, asked.answer):  # what it takes for the answer need not be what was put in
+        return None
     return Pair(asked.question, right, wrong.text if found else wrong.text.strip())
 
 

@@ -18,7 +18,7 @@ import chz
 
 from viva.recipes.config import DataOptions, RecipeConfig
 from viva.recipes.reward import refuse_unused
-from viva.selfplay.user_code import is_target, load_target, source_digest
+from viva.selfplay.user_code import is_target, load_target, source_digests
 
 if TYPE_CHECKING:
     from tinker_cookbook.rl.types import RLDataset
@@ -89,7 +89,7 @@ class Config(RecipeConfig):
             recipe="environment",
             summary=f"{self.environment}, groups of {self.group_size}",
             unit=BatchUnit(samples=self.group_size, name="group_size", groups="groups"),
-            record={"user_code": {self.environment: source_digest(self.environment)}} if is_own else None,
+            record={"user_code": source_digests(self.environment)} if is_own else None,
             items=([PromptItem(question=self.environment)], []),
         )
 

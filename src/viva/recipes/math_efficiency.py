@@ -19,7 +19,7 @@ from viva.recipes.protocol import Game
 from viva.recipes.reward import AskedConfig, is_own
 from viva.selfplay.critique import critique_protocol
 from viva.selfplay.round_robin import round_robin_protocol
-from viva.selfplay.user_code import is_target, reward_named, source_digest
+from viva.selfplay.user_code import reward_named, source_digests
 
 if TYPE_CHECKING:
     from tinker_cookbook.rl.types import EnvGroupBuilder
@@ -238,8 +238,10 @@ class Config(AskedConfig):
         strategies = list(find_strategies(self.strategies))
         _check_mixture(self, strategies)
         _check_estimator(self, strategies)
+        talked: list[str] = []
         if CONVERSATION in strategies:
             self.game()
+            talked = [self.conversation_reward]
         reward = self.group_reward()
         told = "" if reward is None else f"reward {self.reward}, "
         if self.max_staleness or self.stream_updates:
@@ -256,9 +258,7 @@ class Config(AskedConfig):
             record={
                 "hint": DEFAULT_HINT if self.hint is None else self.hint,
                 "token_budget": self.budget,
-                "user_code": {
-                    name: source_digest(name) for name in (*self.strategies, self.reward) if is_target(name)
-                },
+                "user_code": source_digests(*self.strategies, self.reward, *talked),
             },
         )
         if reward is None or reward.needs_answers:

@@ -19,7 +19,7 @@ from viva.recipes.data import generated_record, load_prompts
 from viva.recipes.judges import with_eval_judge
 from viva.rewards.base import Grader
 from viva.run.trackers import choose_trackers
-from viva.selfplay.user_code import find_check
+from viva.selfplay.user_code import find_check, source_digests
 from viva.training.data import PromptItem, PromptOrder, prompts_digest
 from viva.training.service import EngineConfig, choose_engine
 
@@ -82,7 +82,7 @@ def plan_run(
     *,
     recipe: str,
     summary: str,
-    record: Mapping[str, object] | None = None,
+    record: Mapping[str, Any] | None = None,
     unit: BatchUnit | None = None,
     items: tuple[Sequence[PromptItem], list[PromptItem]] | None = None,
 ) -> Plan:
@@ -109,6 +109,8 @@ def plan_run(
     model = resolve_model(config.model_name, config.model_revision)
     engine = _engine(config, model)
     name, is_local = pinned(config.model_name, config.model_revision), engine.server is None
+    check, record = find_check(config.grader), record or {}
+    code = {**record.get("user_code", {}), **source_digests(config.grader)}
     plan = Plan(
         config=config,
         model=model,
@@ -121,7 +123,8 @@ def plan_run(
         record={
             "recipe": recipe,
             **chz.asdict(config),
-            **(record or {}),
+            **record,
+            **({"user_code": code} if code else {}),
             **generated_record(config),
             "engine": engine.engine,
             "batch_size": batch_size,
@@ -141,7 +144,7 @@ def plan_run(
         learning_rate=learning_rate(
             config.learning_rate, name, is_lora=config.lora_rank > 0, is_local=is_local
         ),
-        check=find_check(config.grader),
+        check=check,
     )
     return with_eval_judge(plan)
 

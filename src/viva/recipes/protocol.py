@@ -17,11 +17,11 @@ import chz
 from viva.conversation.messages import counted
 from viva.conversation.protocol import Control, Protocol
 from viva.conversation.roles import Roles, assign
-from viva.recipes.reward import AskedConfig, is_own, user_code
+from viva.recipes.reward import AskedConfig, is_own
 from viva.run.alarms import MEASURED, Level, StopRule, read_levels
 from viva.selfplay.check import dry_runs, find_protocol
 from viva.selfplay.controls import controlled
-from viva.selfplay.user_code import reward_named
+from viva.selfplay.user_code import reward_named, source_digests
 
 if TYPE_CHECKING:
     from tinker_cookbook.renderers.base import Renderer
@@ -181,7 +181,7 @@ class ConversationConfig(AskedConfig):
 
     def record(self) -> dict[str, object]:
         """Entries of ``config.json`` beside the options."""
-        code = user_code(self.reward)
+        code = source_digests(self.reward)
         return {"user_code": code} if code else {}
 
     def summary(self) -> str:
@@ -322,7 +322,7 @@ class Config(ConversationConfig):
     def record(self) -> dict[str, object]:
         """Entries of ``config.json`` beside the options."""
         name = self.paid_by().name
-        return {"reward_name": name, "user_code": user_code(self.protocol, self.reward)}
+        return {"reward_name": name, "user_code": source_digests(self.protocol, self.reward)}
 
     def summary(self) -> str:
         """One conversation in words."""

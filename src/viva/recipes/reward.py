@@ -25,13 +25,6 @@ def is_own(named: object) -> bool:
     return named is not None and (not isinstance(named, str) or is_target(named))
 
 
-def user_code(*names: str | None) -> dict[str, str | None]:
-    """Digests of the files of the user's own code among names, for ``config.json``."""
-    from viva.selfplay.user_code import is_target, source_digest
-
-    return {name: source_digest(name) for name in names if name is not None and is_target(name)}
-
-
 def refuse_unused(
     config: RecipeConfig, names: Sequence[str], why: str, declared_by: type[RecipeConfig] | None = None
 ) -> None:

@@ -187,8 +187,9 @@ async def _make(config: Config, plan: Plan, opened: OpenRun, path: Path) -> None
                 pairs = await ask(plan.test, what="test problems")
     if not examples:
         raise ValueError(
-            "no example could be made: no reply was wrong and finished (judge), or none could be read (a protocol). "
-            "Raise max_tokens or samples, change the words (prompts, question_template), or use scripted=true or a file"
+            "no example could be made: no reply was wrong, finished, and right with the known answer in it (judge), or "
+            "none could be read (a protocol). Raise max_tokens or samples, change the words (prompts, "
+            "question_template), or use scripted=true or a file"
         )
     lines = [each.record() for each in examples] + [{"pair": vars(pair)} for pair in pairs]
     write_atomic(path, "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines))

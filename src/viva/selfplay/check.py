@@ -190,13 +190,26 @@ def find_protocol(target: str, num_agents: int) -> Protocol:
         )
     found: Any = load_target(target)
     if not isinstance(found, Protocol) and callable(found):
-        takes = inspect.signature(found).parameters
-        found = found(num_agents) if "num_agents" in takes else found()
+        found = _made(target, found, num_agents)
     if not isinstance(found, Protocol):
         raise ValueError(
             f"{target!r} must be a viva.Protocol, or a function that returns one; got {type(found).__name__}"
         )
     return found
+
+
+def _made(target: str, make: Callable[..., Any], num_agents: int) -> Any:
+    takes = inspect.signature(make)
+    given = takes.bind_partial()
+    if "num_agents" in takes.parameters:
+        given.arguments["num_agents"] = num_agents
+    try:
+        takes.bind(*given.args, **given.kwargs)
+    except TypeError as error:
+        raise ValueError(
+            f"{target!r} must take nothing, or num_agents: {error}; give its other parameters a default"
+        ) from error
+    return make(*given.args, **given.kwargs)
 
 
 def check_protocol(protocol: Protocol, num_agents: int) -> tuple[list[str], list[str]]:

@@ -219,14 +219,14 @@ def _slots(turns: Sequence[Turn]) -> dict[_Slot, tuple[tuple[int, int, int], Cri
 
 
 def as_read(turns: Sequence[Turn], dealt: Mapping[_Slot, Dealt]) -> list[Turn]:
-    """The turns as if every critique had been written for its reader."""
+    """The turns as if every critique had been written for its reader, and nothing beside what is dealt."""
     read: list[Turn] = []
     for place, turn in enumerate(turns):
-        response = turn.response
-        if isinstance(response, CritiqueReply):
+        if isinstance(turn.response, CritiqueReply):
             own = [dealt[slot] for slot in sorted(dealt) if slot[0] == place]
             critiques = tuple(Critique(target=each.reader, text=each.text, start=0, stop=0) for each in own)
-            turn = replace(turn, response=CritiqueReply(critiques=critiques, dropped={}))
+            response = CritiqueReply(critiques=critiques, dropped={})
+            turn = replace(turn, text="\n\n".join(each.text for each in own), response=response)
         read.append(turn)
     return read
 

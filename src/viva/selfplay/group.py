@@ -412,9 +412,10 @@ class MultiAgentConversationEnvGroupBuilder(EnvGroupBuilder):
         else:
             self.board.put_up(view.round_index, turns)
             dealt = foreign(turns, await self.partner.read(view.round_index))
-        own = [critique for critique in dealt.values() if critique.reader == view.agent_id]
-        self._shown[view.round_index, view.agent_id] = own
-        return as_read(turns, dealt)
+        # whole turns may be shown, so they must hold nothing that was dealt to others
+        own = {slot: critique for slot, critique in dealt.items() if critique.reader == view.agent_id}
+        self._shown[view.round_index, view.agent_id] = list(own.values())
+        return as_read(turns, own)
 
     def _control(self) -> dict[str, object]:
         """The control's part of the record; nothing without one."""

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 _HERE = "python"
 _remembered: dict[str, object] = {}
 """Objects that this process has handed over itself, by name."""
+_loaded: dict[Path, tuple[bytes, ModuleType]] = {}
+"""Files that were loaded as modules, with what they held then."""
 _UNDECLARED = (OSError, TypeError, ValueError, RecursionError)
 """Errors of an object without a declaration: typed into an interpreter, or holding something that has none."""
 
@@ -95,6 +97,11 @@ def source_digest(target: str) -> str | None:
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.suffix == ".py" else None
 
 
+def source_digests(*names: str | None) -> dict[str, str | None]:
+    """Digests of the user's own code that was loaded by some of these names, for ``config.json``."""
+    return {name: source_digest(name) for name in names if name is not None and is_target(name)}
+
+
 def _digest_here(value: Any) -> str | None:
     for told in (_declared, inspect.getsource):
         try:
@@ -134,21 +141,7 @@ def _declared(value: Any) -> str:
 
 def _module(where: str) -> ModuleType:
     if where.endswith(".py"):
-        path = Path(where).resolve()
-        # a name that no other module has: a user's random.py must not take the place of Python's
-        name = f"{path.stem}_{hashlib.blake2b(bytes(path), digest_size=4).hexdigest()}"
-        spec = importlib.util.spec_from_file_location(name, path) if path.is_file() else None
-        if spec is None or spec.loader is None:
-            raise ValueError(
-                f"there is no file {where!r}; give path.py:ATTRIBUTE, seen from the working folder"
-            )
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module  # dataclasses look their module up
-        try:
-            spec.loader.exec_module(module)
-        except SyntaxError as error:
-            raise ValueError(f"{where!r} is no Python code: {error}; mend it") from error
-        return module
+        return _file_module(where)
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
@@ -157,6 +150,28 @@ def _module(where: str) -> ModuleType:
         raise ValueError(
             f"cannot import {where!r}: {error}. Give a path.py:ATTRIBUTE, or install it."
         ) from error
+
+
+def _file_module(where: str) -> ModuleType:
+    """The module that a file is: one for as long as its content stays, so that what it defines is itself."""
+    path = Path(where).resolve()
+    # a name that no other module has: a user's random.py must not take the place of Python's
+    name = f"{path.stem}_{hashlib.blake2b(bytes(path), digest_size=4).hexdigest()}"
+    spec = importlib.util.spec_from_file_location(name, path) if path.is_file() else None
+    if spec is None or spec.loader is None:
+        raise ValueError(f"there is no file {where!r}; give path.py:ATTRIBUTE, seen from the working folder")
+    code = path.read_bytes()
+    known, module = _loaded.get(path, (None, None))
+    if module is not None and known == code:
+        return module
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up
+    try:
+        spec.loader.exec_module(module)
+    except SyntaxError as error:
+        raise ValueError(f"{where!r} is no Python code: {error}; mend it") from error
+    _loaded[path] = code, module
+    return module
 
 
 def reward_named(value: object) -> "Reward":

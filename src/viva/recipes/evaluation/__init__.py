@@ -62,7 +62,10 @@ class EvalOptions(JudgeConfig, OpenedOptions):
     equal_tokens: bool = chz.field(
         default=True, doc="also ask directly as often as the tokens of each conversation allow"
     )
-    grader: str = chz.field(default="math", doc="math, exact, choice, module:FUNCTION or path.py:FUNCTION")
+    grader: str | None = chz.field(
+        default=None,
+        doc="math, exact, choice, module:FUNCTION or path.py:FUNCTION; default: as in the run, else math",
+    )
     resamples: int = chz.field(default=10000, doc="draws of the bootstrap")
     output: str | None = chz.field(
         default=None, doc="JSON file; default: a file in eval/ of the run's folder, or in runs/eval"
@@ -140,7 +143,7 @@ class ScreenOptions(OpenedOptions):
 
 JUDGE_OPTIONS = ("judge", "criteria", *chz.chz_fields(JudgeConfig))
 
-_NOT_THE_RECIPES = frozenset({"grader", *chz.chz_fields(OpenedOptions), *JUDGE_OPTIONS})
+_NOT_THE_RECIPES = frozenset({*chz.chz_fields(OpenedOptions), *JUDGE_OPTIONS})
 """Options whose recipes' namesakes say how the run was trained, not how it is evaluated."""
 
 _READING = (

@@ -144,7 +144,7 @@ def make_plan(target: Target, options: EvalOptions, *, is_compared: bool) -> Eva
         judge = config.game().reward.judge
         if judge is not None and judge.model is not None:
             judge_target(judge, engine_of(target, options))
-    check = find_check(options.grader)
+    check = find_check(shared.grader) if options.grader is not None else _own_check(shared.grader)
     everything, source = _problems(shared, target, options)
     known = tuple(item for item in everything if item.answer is not None)
     is_judged = is_compared and (options.judge is not None or options.criteria is not None or not known)
@@ -170,6 +170,16 @@ def make_plan(target: Target, options: EvalOptions, *, is_compared: bool) -> Eva
         check=check,
         is_judged=is_judged,
     )
+
+
+def _own_check(grader: str) -> AnswerCheck:
+    """The check by which the run was graded, where no other one is given."""
+    try:
+        return find_check(grader)
+    except ValueError as error:
+        raise ValueError(
+            f"the run's grader cannot be had any more: {error}. Give another one, as in grader=math"
+        ) from error
 
 
 def _check_judged_kinds(kinds: tuple[str, ...], *, is_open: bool) -> None:
