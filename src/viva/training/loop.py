@@ -252,7 +252,7 @@ async def _step(
         clock.lap("evaluation")
     ahead.offer(step, sampler)
     played = await ahead.take(step)
-    metrics |= rollout_metrics(played.outcomes_P)
+    metrics = rollout_metrics(played.outcomes_P) | metrics
     if run.members is not None:
         metrics |= member_metrics(played.outcomes_P)
     metrics |= {"rollout/staleness": played.staleness}
