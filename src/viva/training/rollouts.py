@@ -9,7 +9,7 @@
 3. A void group is retried whole, with fresh environments and new seeds, up to ``max_retries`` times (retrying one
    seat would put it into a different conversation). Then it is recorded as void, with its reason.
 4. What ``cleanup`` raises is recorded; the rewards are known by then, and the group counts.
-5. Metrics of a void attempt are kept all the same: those of its turns, and those that the error
+5. Metrics of a void attempt are kept all the same, if they are numbers: those of its turns, and those that the error
    brings along in an attribute ``metrics``.
 6. Interrupts (the cancellation of the task that runs the rollouts) are not failures and propagate.
 
@@ -24,7 +24,7 @@ import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import Any, Protocol, SupportsFloat, TypeAlias, TypeVar, runtime_checkable
 
 import tinker
 from tinker_cookbook.completers import StopCondition, TokenCompleter, TokensWithLogprobs
@@ -201,6 +201,30 @@ def _check_reply(reply: TokensWithLogprobs) -> None:
         )
 
 
+def _check_metrics(metrics: Metrics, seat: int) -> None:
+    """Refuse what cannot be averaged before the group counts."""
+    for name, value in metrics.items():
+        if not _is_number(value):
+            raise ValueError(
+                f"metrics must be numbers; {name!r} of seat {seat} is {value!r:.80}. Give a number, or leave it out"
+            )
+
+
+def _numbers(metrics: Mapping[str, float]) -> Metrics:
+    return {name: value for name, value in metrics.items() if _is_number(value)}
+
+
+def _is_number(value: object) -> bool:
+    """Whether `float` takes it; not a text, which it would read."""
+    if not isinstance(value, SupportsFloat):
+        return False
+    try:
+        float(value)
+    except (TypeError, ValueError, RuntimeError, OverflowError):  # an array of several, or beyond every float
+        return False
+    return True
+
+
 class _AbortFailedError(Exception):
     """An environment could not be aborted after its failure."""
 
@@ -255,7 +279,7 @@ class _Attempts:
             rewards = await _caught(self._rewards(trajectories_G, envs))
             if isinstance(rewards, _Caught):
                 self._keep_turn_metrics(trajectories_G)
-                self.void_metrics.append(dict(rewards.metrics))
+                self.void_metrics.append(_numbers(rewards.metrics))
                 return self._void(rewards)
             if envs and len(self.failed_seats) == len(envs):
                 self.void_reason = self.first_failure
@@ -313,7 +337,7 @@ class _Attempts:
             )
 
     def _keep_turn_metrics(self, trajectories_G: Sequence[Trajectory]) -> None:
-        self.void_metrics += [turn.metrics for traj in trajectories_G for turn in traj.transitions]
+        self.void_metrics += [_numbers(turn.metrics) for traj in trajectories_G for turn in traj.transitions]
 
     async def _rewards(self, trajectories_G: list[Trajectory], envs: Sequence[Env]) -> TrajectoryGroup:
         rewards_and_metrics_G = await self.builder.compute_group_rewards(trajectories_G, envs)
@@ -329,6 +353,9 @@ class _Attempts:
         for seat, reward in enumerate(totals_G):
             if seat not in self.failed_seats and not math.isfinite(reward):
                 raise ValueError(f"rewards must be finite numbers; seat {seat} got {reward}")
+        for seat, (trajectory, own) in enumerate(zip(trajectories_G, metrics_G, strict=True)):
+            for metrics in (own, *(turn.metrics for turn in trajectory.transitions)):
+                _check_metrics(metrics, seat)
         return group
 
     def _record(
