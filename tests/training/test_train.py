@@ -90,6 +90,19 @@ async def test_verdicts_that_cannot_be_read_are_counted_and_train_nothing(tmp_pa
     assert run.client.logits.tolist() == [0.0] * 8
 
 
+async def test_a_cleanup_that_fails_too_does_not_hide_why_a_group_is_void(tmp_path):
+    class Untidy(CountGroup):
+        async def compute_group_rewards(self, trajectory_group, env_group):
+            raise NoValidComparisonsError("no verdict")
+
+        async def cleanup(self):
+            raise OSError("sandbox is gone")
+
+    assert await train(make_run(tmp_path, num_steps=1, group_class=Untidy))
+    rows = metrics_of(tmp_path)
+    assert (rows[0]["rollout/void"], rows[0]["rollout/errors/OSError"]) == (3, 6)
+
+
 async def test_no_metric_of_an_environment_takes_the_place_of_the_loops_own(tmp_path):
     def group(names):
         class Env(CountEnv):

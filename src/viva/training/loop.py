@@ -420,9 +420,9 @@ async def _rollouts(
 
 def _report_void(run: Training, step: int, outcomes_P: Sequence[GroupOutcome], console: RunConsole) -> None:
     """Tell about void groups; refuse to go on if nothing could be played, unless it was for unreadable verdicts."""
-    void = [outcome for outcome in outcomes_P if outcome.group is None]
-    kinds = Counter(outcome.failures[-1].error_type for outcome in void)
-    reasons = {outcome.failures[-1].error_type: str(outcome.void_reason) for outcome in reversed(void)}
+    void = [(each.void_failure.error_type, str(each.void_reason)) for each in outcomes_P if each.void_failure]
+    kinds = Counter(kind for kind, _ in void)
+    reasons = dict(reversed(void))
     for kind, count in sorted(kinds.items()):
         console.warn_once(
             kind,

@@ -106,6 +106,8 @@ class GroupOutcome:
     failures: tuple[RolloutFailure, ...] = ()
     """Failures of all attempts."""
     void_reason: str | None = None
+    void_failure: RolloutFailure | None = None
+    """The failure behind the reason; others may have come after it."""
     retries: int = 0
     usage: Mapping[Role, Usage] = field(default_factory=dict[Role, Usage])
     """Tokens that policy, judge and scorer read and sampled in all attempts, also in those thrown away."""
@@ -250,6 +252,10 @@ async def _abort(env: Abortable, reason: str) -> None:
         await pending
 
 
+_Ending: TypeAlias = tuple[str, RolloutFailure]
+"""Reason why an attempt is void, and the failure behind it."""
+
+
 class _Attempts:
     """Plays a group, if need be again, and keeps what went wrong and what it cost."""
 
@@ -260,19 +266,19 @@ class _Attempts:
         self.number = 0
         self.failures: list[RolloutFailure] = []
         self.failed_seats: frozenset[int] = frozenset()
-        self.first_failure: str | None = None
-        self.void_reason: str | None = None
+        self.first_failed: _Ending | None = None
+        self.void: _Ending | None = None
         self.asked: Counter[Place] = Counter()
         self.void_metrics: list[Metrics] = []
 
     async def run(self, number: int) -> TrajectoryGroup | None:
-        """The group, or ``None`` with ``void_reason`` set."""
+        """The group, or ``None`` with ``void`` set."""
         self.number, self.failed_seats = number, frozenset()
-        self.first_failure = self.void_reason = None
+        self.first_failed = self.void = None
         try:
             envs = await _caught(self.builder.make_envs())
             if isinstance(envs, _Caught):
-                return self._void(envs)
+                return self._end(envs)
             trajectories_G = await self._play(envs)
             if trajectories_G is None:
                 return None
@@ -280,9 +286,9 @@ class _Attempts:
             if isinstance(rewards, _Caught):
                 self._keep_turn_metrics(trajectories_G)
                 self.void_metrics.append(_numbers(rewards.metrics))
-                return self._void(rewards)
+                return self._end(rewards)
             if envs and len(self.failed_seats) == len(envs):
-                self.void_reason = self.first_failure
+                self.void = self.first_failed
                 return None
             return rewards
         finally:
@@ -311,15 +317,15 @@ class _Attempts:
         for seat, result in enumerate(results_G):
             if isinstance(result, _Caught):
                 turn = max(completers[seat].num_calls - 1, 0)
-                self._record(result, seat=seat, turn=turn, place=_place(envs[seat]))
+                failure = self._record(result, seat=seat, turn=turn, place=_place(envs[seat]))
                 self.failed_seats |= {seat}
-                reason = f"seat {seat} failed: {result}"
-                self.first_failure = self.first_failure or reason
+                ending = (f"seat {seat} failed: {result}", failure)
+                self.first_failed = self.first_failed or ending
                 if not isinstance(envs[seat], Abortable):
-                    self.void_reason = self.void_reason or reason
+                    self.void = self.void or ending
                 result = Trajectory(transitions=[], final_ob=tinker.ModelInput.empty(), stop_reason=FAILED)
             trajectories_G.append(result)
-        if self.void_reason:
+        if self.void:
             self._keep_turn_metrics(trajectories_G)
             return None
         return trajectories_G
@@ -330,11 +336,12 @@ class _Attempts:
         found = [error for error in errors.exceptions if isinstance(error, _AbortFailedError)]
         for error in sorted(found, key=lambda error: error.seat):
             turn = max(completers[error.seat].num_calls - 1, 0)
-            self._record(error.failure, seat=error.seat, turn=turn, place=_place(completers[error.seat].env))
+            place = _place(completers[error.seat].env)
+            failure = self._record(error.failure, seat=error.seat, turn=turn, place=place)
             self._record(error.abort_failure, seat=error.seat, turn=turn)
-            self.void_reason = self.void_reason or (
-                f"seat {error.seat} failed: {error.failure}; its environment could not be told: {error.abort_failure}"
-            )
+            reason = f"seat {error.seat} failed: {error.failure}"
+            untold = f"its environment could not be told: {error.abort_failure}"
+            self.void = self.void or (f"{reason}; {untold}", failure)
 
     def _keep_turn_metrics(self, trajectories_G: Sequence[Trajectory]) -> None:
         self.void_metrics += [_numbers(turn.metrics) for traj in trajectories_G for turn in traj.transitions]
@@ -360,21 +367,20 @@ class _Attempts:
 
     def _record(
         self, caught: _Caught, *, seat: int | None, turn: int | None, place: Place | None = None
-    ) -> None:
-        self.failures.append(
-            RolloutFailure(
-                attempt=self.number,
-                seat=seat,
-                turn=turn,
-                error_type=caught.error_type,
-                message=caught.message,
-                place=place,
-            )
+    ) -> RolloutFailure:
+        failure = RolloutFailure(
+            attempt=self.number,
+            seat=seat,
+            turn=turn,
+            error_type=caught.error_type,
+            message=caught.message,
+            place=place,
         )
+        self.failures.append(failure)
+        return failure
 
-    def _void(self, caught: _Caught) -> None:
-        self._record(caught, seat=None, turn=None)
-        self.void_reason = str(caught)
+    def _end(self, caught: _Caught) -> None:
+        self.void = (str(caught), self._record(caught, seat=None, turn=None))
 
 
 async def run_group(
@@ -392,12 +398,14 @@ async def run_group(
         with metering(meter):
             group = await attempts.run(number)
         if group is not None or number == max_retries:
+            reason, failure = attempts.void or (None, None)
             return GroupOutcome(
                 builder=builder,
                 group=group,
                 failed_seats=attempts.failed_seats if group is not None else frozenset(),
                 failures=tuple(attempts.failures),
-                void_reason=attempts.void_reason,
+                void_reason=reason,
+                void_failure=failure,
                 retries=number,
                 usage=dict(meter.by_role),
                 asked=attempts.asked,
