@@ -1,5 +1,6 @@
 import asyncio
 import math
+import threading
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from tiny_engine import EOS, IM_END, ints, make_tokenizer, params, plain_logprobs, run, train
 
 from viva.engine import EngineLimits, LocalSamplingClient, LocalServiceClient
+from viva.engine.sequences import SequenceTable
 
 PROMPT = list(b"What is 2 + 3? ")
 
@@ -371,6 +373,39 @@ def test_logits_that_are_not_numbers_fail_their_request_and_are_not_remembered(
         sample(sampler, PROMPT, 2)
     decoder._get_module = get_module
     assert sample(sampler, PROMPT, max_tokens=4)[0].tokens == expected
+
+
+def test_a_request_of_another_thread_may_come_while_a_batch_is_chosen(
+    client: LocalSamplingClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late: list[Any] = []
+    lookup = SequenceTable.lookup
+
+    def submit() -> None:
+        late.append(client.sample(ints([9, 9, 9]), 1, params(max_tokens=2)))
+
+    def interrupted(table: SequenceTable, request: Any) -> Any:
+        if not late:
+            thread = threading.Thread(target=submit)
+            thread.start()
+            thread.join()
+        return lookup(table, request)
+
+    monkeypatch.setattr(SequenceTable, "lookup", interrupted)
+    early = [client.sample(ints([5, 6, 7, last]), 1, params(max_tokens=2)) for last in range(2)]
+    assert [len(future.result().sequences) for future in early] == [1, 1]
+    assert len(late[0].result().sequences) == 1
+
+
+def test_a_request_that_was_refused_takes_no_number(model_dir: Callable[[str], str]) -> None:
+    def drawn(*, refused: bool) -> list[int]:
+        own = LocalServiceClient(device="cpu").create_sampling_client(base_model=model_dir("qwen3"))
+        if refused:
+            with pytest.raises(ValueError, match="top_p"):
+                own.sample(ints(PROMPT), 1, params(top_p=2.0))
+        return sample(own, PROMPT, max_tokens=8)[0].tokens
+
+    assert drawn(refused=True) == drawn(refused=False)
 
 
 def test_an_error_of_one_batch_fails_its_requests_and_no_others(

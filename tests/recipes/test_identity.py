@@ -124,6 +124,29 @@ def test_a_run_does_not_end_before_where_it_is(run, start, refuses):
     assert start(run, max_steps=2, behavior_if_exists="resume") == 0
 
 
+def test_a_run_that_ended_in_a_part_of_a_batch_is_not_made_longer(start, refuses, tmp_path):
+    """Batches are counted from the beginning: the rest of that one would never be played."""
+    start = partial(start, tmp_path / "run", batch_size=4, max_steps=9)
+    assert start(num_epochs=1) == 0  # five prompts, two a step
+    resumed = partial(start, behavior_if_exists="resume")
+    told = refuses(lambda: resumed(num_epochs=2), tmp_path / "run")
+    assert f"the last step of the run in {tmp_path / 'run'} had 1 of 2 prompts" in told
+    assert resumed(num_epochs=1) == 0
+
+
+def test_a_run_that_ended_in_a_part_of_its_only_batch_is_not_made_longer(start, refuses, tmp_path):
+    start = partial(start, tmp_path / "run", batch_size=8)
+    assert start(max_training_datapoints=6) == 0  # three prompts of four
+    told = refuses(lambda: start(max_training_datapoints=8, behavior_if_exists="resume"), tmp_path / "run")
+    assert "in the longer run it would have 4" in told
+
+
+def test_a_run_of_whole_batches_is_made_longer_in_passes(start, tmp_path):
+    start = partial(start, tmp_path / "run", batch_size=4, max_steps=9, num_epochs=2)
+    assert start(max_steps=5) == 0
+    assert start(num_epochs=4, behavior_if_exists="resume", max_steps=6) == 0
+
+
 def test_a_run_on_the_built_in_policy_goes_on_after_the_package_moved(model, start, tmp_path, monkeypatch):
     monkeypatch.setattr("viva.tiny.model_path", lambda: model)
     assert start(tmp_path / "run", model_name="tiny") == 0

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 from collections import Counter
 from concurrent.futures import Future
 
@@ -200,6 +201,37 @@ async def test_an_answer_that_another_thread_waits_for_is_kept_too(tmp_path):
                 await asyncio.to_thread(lambda ask: ask(prompt, 1, params).result(), sampler.sample)
             )
     assert answers[0].sequences[0].tokens == answers[1].sequences[0].tokens
+    assert told == ["1 answers are taken from the journal: they were sampled before"]
+
+
+@pytest.mark.parametrize(("tokens", "logprobs"), [([], []), ([1, 2], [-1.0, math.nan]), ([1], [-math.inf])])
+async def test_an_answer_that_nobody_can_use_is_asked_for_again(tmp_path, tokens, logprobs):
+    class Broken(BanditSampler):
+        def sample(self, prompt, num_samples, sampling_params):
+            reply = {"stop_reason": "stop", "sequence_id": "", "topk": None}
+            good = make_sequence(tokens=[1], logprobs=[-1.0], **reply)
+            return Done(make_response([good, make_sequence(tokens=tokens, logprobs=logprobs, **reply)], {}))
+
+    params, told = tinker.SamplingParams(max_tokens=2, seed=1), []
+    for engine in (Broken(np.zeros(8)), BanditSampler(np.zeros(8)), Broken(np.zeros(8))):
+        journal = Journal(tmp_path, environment=dict)
+        async with journal.part("000000", "turns", is_last=True, report=told.append):
+            answer = await ask(journal.client(engine, 0), params)
+    assert len(answer.sequences) == 1  # that of the mended engine
+    assert told == ["1 answers are taken from the journal: they were sampled before"]
+
+
+async def test_a_prompts_first_logprob_is_no_number_and_its_answer_is_kept(tmp_path):
+    class Scoring(BanditSampler):
+        def sample(self, prompt, num_samples, sampling_params):
+            answer = super().sample(prompt, num_samples, sampling_params).value
+            return Done(make_response(answer.sequences, {"prompt_logprobs_np": np.array([np.nan, -0.5])}))
+
+    params, told = tinker.SamplingParams(max_tokens=2, seed=1), []
+    for _ in range(2):
+        journal = Journal(tmp_path, environment=dict)
+        async with journal.part("000000", "turns", is_last=True, report=told.append):
+            await ask(journal.client(Scoring(np.zeros(8)), 0), params)
     assert told == ["1 answers are taken from the journal: they were sampled before"]
 
 

@@ -128,7 +128,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_litter(tmp_path, monkeypa
 
 def test_logs_are_cut_back_to_a_checkpoint(tmp_path):
     log = RunLog(tmp_path)
-    log.write_step(0, {"b": 1.0, "a": 2}, [{"text": "\ud800 \u00e4"}])
+    log.write_step(0, {"b": 1.0, "step": 7, "a": 2}, [{"text": "\ud800 \u00e4"}])
     sizes = log.sizes()
     log.write_step(1, {"a": 1.0}, [{"text": "x"}], [{"reward": 1.0}])
     assert (tmp_path / "samples.jsonl").read_text() == '{"reward": 1.0}\n'

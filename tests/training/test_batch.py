@@ -204,6 +204,31 @@ async def test_credit_of_spans_is_trained_as_it_was_given():
     assert batch.metrics["experts/self/masked_token_share"] == pytest.approx(2 / 3)
 
 
+@pytest.mark.parametrize("has_spans", [True, False])
+async def test_a_credited_seat_without_a_signal_counts_in_the_mixture_and_trains_nothing(has_spans):
+    class Credited(Named):
+        def __init__(self, rewards):
+            super().__init__("self", weight=0.5)
+            self.rewards = rewards
+
+        def credit(self):
+            place = {"transition": 0, "start": 1, "stop": 2, "stream": "r", "round_index": 0}
+            given = [(s, r) for s, r in enumerate(self.rewards) if has_spans or any(self.rewards)]
+            spans = tuple(SpanCredit(seat=seat, reward=reward, **place) for seat, reward in given)
+            return GroupCredit(spans=spans, weights={"r": 1.0})
+
+    rewards = [(0.0, 2.0), (0.0, 0.0), (0.0, 0.0), (0.0, 0.0)]
+    groups = [outcome(Credited(own), [drawn(BARE, [1, 2, 3])] * 2, own) for own in rewards]
+    batch = await make_batch(ContextEngine(), [*groups, *(iid(weight=0.5) for _ in rewards)], config())
+    for strategy in ("self", "iid"):
+        assert batch.metrics[f"experts/{strategy}/num_samples"] == 8
+        assert batch.metrics[f"experts/{strategy}/mixture_factor"] == 1.0
+    assert batch.metrics["experts/self/reward_mean"] == 0.25
+    assert batch.metrics["experts/self/zero_advantage_share"] == 0.75
+    assert [inputs_of(datum, "advantages") for datum in batch.data_D[:2]] == [[-1.0], [1.0]]
+    assert len(batch.data_D) == 2 + 8
+
+
 @pytest.mark.parametrize(
     ("weights", "message"),
     [((1.0, 2.0, None), "has the weights 1.0 and 2.0"), ((1.0, 1.0, None), "'hint' has no mixture weight")],

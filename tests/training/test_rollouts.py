@@ -3,9 +3,12 @@
 import asyncio
 import math
 from collections.abc import Sequence
+from fractions import Fraction
 
+import numpy as np
 import pytest
 import tinker
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs
@@ -196,6 +199,37 @@ async def test_a_reward_that_is_no_number_voids_the_group(bad):
 
     outcome = await run_group(Builder(rewards=broken), ScriptedPolicy(), max_retries=0)
     assert outcome.void_reason == f"ValueError: rewards must be finite numbers; seat 0 got {bad}"
+
+
+@pytest.mark.parametrize("bad", [None, "blue", "42", b"42", [1.0], np.zeros(2)])
+@pytest.mark.parametrize("place", ["turn", "seat"])
+async def test_a_metric_that_is_no_number_voids_the_group_and_is_named(bad, place):
+    class Telling(TwoTurnEnv):
+        async def step(self, action, *, extra=None):
+            result = await super().step(action, extra=extra)
+            result.metrics = {"turns": self.turns, "answer": bad if action[2] == 1 else 1.0}
+            return result
+
+    async def rewards(trajectories, envs):
+        return [(0.0, {}), (0.0, {"answer": bad}), (0.0, {})]
+
+    builder = Builder(Telling) if place == "turn" else Builder(rewards=rewards)
+    outcome = await run_group(builder, ScriptedPolicy(), max_retries=0)
+    assert str(outcome.void_reason).startswith(
+        f"ValueError: metrics must be numbers; 'answer' of seat 1 is {bad!r}"
+    )
+    metrics = rollout_metrics([outcome])
+    if place == "turn":  # the numbers beside it are kept
+        assert (metrics["void/turns"], metrics["void/answer"]) == (1.5, 1.0)
+
+
+@pytest.mark.parametrize("good", [True, 3, np.float32(0.5), np.True_, torch.tensor(2.0), Fraction(1, 2)])
+async def test_whatever_is_a_number_is_a_metric(good):
+    async def rewards(trajectories, envs):
+        return [(0.0, {"answer": good}) for _ in envs]
+
+    outcome = await run_group(Builder(rewards=rewards), ScriptedPolicy())
+    assert rollout_metrics([outcome])["answer"] == float(good)
 
 
 async def test_a_wrong_number_of_rewards_voids_the_group():

@@ -90,6 +90,45 @@ async def test_verdicts_that_cannot_be_read_are_counted_and_train_nothing(tmp_pa
     assert run.client.logits.tolist() == [0.0] * 8
 
 
+async def test_a_cleanup_that_fails_too_does_not_hide_why_a_group_is_void(tmp_path):
+    class Untidy(CountGroup):
+        async def compute_group_rewards(self, trajectory_group, env_group):
+            raise NoValidComparisonsError("no verdict")
+
+        async def cleanup(self):
+            raise OSError("sandbox is gone")
+
+    assert await train(make_run(tmp_path, num_steps=1, group_class=Untidy))
+    rows = metrics_of(tmp_path)
+    assert (rows[0]["rollout/void"], rows[0]["rollout/errors/OSError"]) == (3, 6)
+
+
+async def test_no_metric_of_an_environment_takes_the_place_of_the_loops_own(tmp_path):
+    def group(names):
+        class Env(CountEnv):
+            async def step(self, action, *, extra=None):
+                result = await super().step(action, extra=extra)
+                result.metrics.update(dict.fromkeys(names, -7.0))
+                return result
+
+        class Group(CountGroup):
+            async def make_envs(self):
+                return [Env(self.prompt) for _ in range(self.size)]
+
+        return Group
+
+    taken = ["step", "rollout/groups", "num_turns", "reward/mean"]
+    await train(make_run(tmp_path / "plain", num_steps=2))
+    await train(make_run(tmp_path / "taken", num_steps=2, group_class=group(taken)))
+    rows = metrics_of(tmp_path / "taken")
+    assert [{name: row.pop(f"env/{name}") for name in taken} for row in rows[:2]] == [
+        dict.fromkeys(taken, -7.0)
+    ] * 2
+    assert rows == metrics_of(tmp_path / "plain")
+    await train(make_run(tmp_path / "tested", num_steps=2, group_class=group(["test/good"])))
+    assert metrics_of(tmp_path / "tested")[0] == metrics_of(tmp_path / "plain")[0]
+
+
 async def test_groups_without_a_signal_are_counted_and_left_out(tmp_path):
     class Equal(CountGroup):
         async def compute_group_rewards(self, trajectory_group, env_group):

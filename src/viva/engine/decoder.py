@@ -54,22 +54,26 @@ class Decoder:
         self._limits = limits
         self._rows = rows
         self._module: Any = None
+        self._inbox: deque[SampleRequest] = deque()
+        """Requests as they come, from any thread; all else belongs to the thread that works."""
         self._pending: deque[SampleRequest] = deque()
         self._running = SequenceTable(limits.prefix_cache_bytes)
         self._steps = DecodeSteps(recorder)
         self._at_work: list[SampleRequest] = []
 
     def add(self, request: SampleRequest) -> None:
-        """Queue a request. The caller tells the pump."""
-        self._pending.append(request)
+        """Queue a request, from any thread. The caller tells the pump."""
+        self._inbox.append(request)
 
     def has_work(self) -> bool:
         """Whether a request is unfinished."""
-        return bool(self._pending or self._running.sequences)
+        return bool(self._inbox or self._pending or self._running.sequences)
 
     @torch.inference_mode()
     def run_unit(self) -> bool:
         """One prefill batch if prompts wait and rows are free, else one decode step."""
+        while self._inbox:
+            self._pending.append(self._inbox.popleft())
         waiting = [*self._pending, *(sequence.request for sequence in self._running.sequences)]
         self._drop([request for request in waiting if request.future.cancelled()])
         self._at_work = list(self._pending)

@@ -1,6 +1,7 @@
 """``tinker.SamplingClient``, in this process."""
 
 from collections.abc import Generator, Sequence
+from itertools import count
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
@@ -43,7 +44,7 @@ class LocalSamplingClient:
         self._base = base
         self._source = source
         self._stream = stream
-        self._requests = 0
+        self._numbers = count()
 
     def __await__(self) -> Generator[object, None, Self]:
         return self.result_async().__await__()
@@ -215,24 +216,26 @@ class LocalSamplingClient:
             raise ValueError(f"topk_sample_logprobs must be at least 0, not {topk_samples}.")
         max_tokens = 0 if params is None else resolve_max_tokens(self._base, len(tokens), params.max_tokens)
         params = params or tinker.SamplingParams()
-        derived_seed = self._core.derived_seed(self._stream, self._requests)
+        rule = make_rule(params)
+        stop = make_stop_rule(params.stop, self._base, stop_ids)
+        number = next(self._numbers)  # a call that was refused has none
+        derived_seed = self._core.derived_seed(self._stream, number)
         future: LocalFuture[tinker.SampleResponse] = LocalFuture(self._core.pump, cancellable=True)
         request = SampleRequest(
             prompt=tokens,
             client=self._stream,
-            name=f"{self._stream}-{self._requests}",
+            name=f"{self._stream}-{number}",
             digests=block_digests(tokens, self._stream),
             num_samples=num_samples,
             max_tokens=max_tokens,
-            rule=make_rule(params),
-            stop=make_stop_rule(params.stop, self._base, stop_ids),
+            rule=rule,
+            stop=stop,
             seed=derived_seed if params.seed is None else params.seed,
             topk_samples=topk_samples,
             scoring=scoring,
             future=future,
             listener=listener,
         )
-        self._requests += 1
 
         def enter(source: Source) -> None:
             request.adapter = source.adapter

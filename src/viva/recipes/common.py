@@ -190,6 +190,18 @@ class RunOptions:
         """Keyword argument that names the model of saved weights: on this machine, where its folder may have moved."""
         return {"base_model": self.model} if self.engine.engine == "local" else {}
 
+    def check_length(self, run: Path, num_made: int) -> None:
+        """Refuse a length at which a run cannot go on after the steps that it has made.
+
+        Raises:
+            ValueError: See above.
+        """
+        if num_made > self.num_steps:
+            raise ValueError(
+                f"the run in {run} has made {num_made} steps, and is to end after {self.num_steps}; give as many steps "
+                "as before or more, or another log_path for a shorter run"
+            )
+
     async def open_state(self, service: ServiceClient, path: str) -> TrainingClient:
         """The training client with weights and optimiser as they were saved."""
         from viva.sdk import settled
@@ -281,11 +293,8 @@ async def _open_run_on(
     from viva.training.service import context_window
 
     client, resume_from = await _open_client(options, prepared, service)
-    if resume_from is not None and resume_from.next_step > options.num_steps:
-        raise ValueError(
-            f"the run in {prepared.folder.path} has made {resume_from.next_step} steps, and is to end after "
-            f"{options.num_steps}; give as many steps as before or more, or another log_path for a shorter run"
-        )
+    if resume_from is not None:
+        options.check_length(prepared.folder.path, resume_from.next_step)
     if options.engine.engine == "local":
         prepared = prepared.with_base(model_digests(options.model), name=options.model)
     renderer = load_renderer(

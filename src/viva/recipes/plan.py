@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from viva.recipes.config import DEFAULT_DATAPOINTS, RecipeConfig
 from viva.recipes.data import generated_record, load_prompts
 from viva.recipes.judges import with_eval_judge
 from viva.rewards.base import Grader
+from viva.run.files import METRICS_FILE, read_json_lines
 from viva.run.trackers import choose_trackers
 from viva.selfplay.user_code import find_check, source_digests
 from viva.training.data import PromptItem, PromptOrder, prompts_digest
@@ -70,6 +72,27 @@ class Plan(RunOptions):
     """The check of answers, where they are known."""
     eval_judge: JudgeOptions | None = None
     """The judge that compares answers to test prompts with those before training."""
+
+    def check_length(self, run: Path, num_made: int) -> None:
+        """Refuse a run's length also where its last batch was a part of one, whose rest would never be played.
+
+        Raises:
+            ValueError: See above.
+        """
+        super(Plan, self).check_length(run, num_made)  # a class with slots has no bare super()
+        # those behind the checkpoint may be damaged
+        rows = list(islice(read_json_lines(run / METRICS_FILE), num_made))
+        if not rows or "rollout/groups" not in rows[0]:  # examples to imitate
+            return
+        first, last = (row["rollout/groups"] for row in (rows[0], rows[-1]))
+        full, wanted = self.order.groups_per_batch, len(self.order.batch(num_made - 1))
+        by_prompt = max(first / full, 1)  # several strategies may answer every prompt
+        if last < wanted * by_prompt:
+            raise ValueError(
+                f"the last step of the run in {run} had {last / by_prompt:g} of {full} prompts, as it ended there; "
+                f"in the longer run it would have {wanted}, and the others would never be played. Give the length that "
+                "it had, or go on in a new run: another log_path, with load_checkpoint_path for the weights"
+            )
 
     @property
     def grader(self) -> Grader:

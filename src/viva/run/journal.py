@@ -5,7 +5,8 @@ comparisons, experts' samples, evaluations) in ``journal/<step>.jsonl``, found b
 version of the policy, the prompt, the settings with their seed, and how many equal calls there were before. A run that
 goes on from a checkpoint does the steps after it again, and takes their answers from there. A checkpoint ends the
 journal of the steps that it covers. A line that is torn or damaged is as if it had never been written: its call is made
-again.
+again. An answer that nobody can use (a reply without a token, or with a logprob that is no number) is not kept: its
+cause may be mended before the run goes on.
 
 Its modes, by what an engine's answer depends on:
 
@@ -26,6 +27,7 @@ import functools
 import hashlib
 import inspect
 import json
+import math
 import os
 import shutil
 from abc import ABC, abstractmethod
@@ -324,9 +326,14 @@ class _RecordingFuture:
         return self._keep(await response_of(self._pending))
 
     def _keep(self, response: tinker.SampleResponse) -> tinker.SampleResponse:
-        if self._key is not None:
+        if self._key is not None and all(map(_is_usable, response.sequences)):
             self._answers.keep(self._key, response)
         return response
+
+
+def _is_usable(sequence: tinker.SampledSequence) -> bool:
+    """Whether a reply has tokens, and finite logprobs if it has any."""
+    return bool(sequence.tokens) and all(map(math.isfinite, sequence.logprobs or ()))
 
 
 # lines of the journal: arrays are kept as their bytes, lists of numbers as JSON, so that every bit comes back

@@ -60,7 +60,7 @@ class RunLog:
         samples: Iterable[Mapping[str, object]] = (),
         tokens: Iterable[Mapping[str, object]] = (),
     ) -> None:
-        """Append one step. Keys are sorted, so equal metrics are equal bytes.
+        """Append one step. Keys are sorted, so equal metrics are equal bytes; none of them takes the place of ``step``.
 
         Raises:
             FloatingPointError: If a metric is not a finite number; nothing is written.
@@ -71,7 +71,8 @@ class RunLog:
         self._append(TRANSCRIPTS_FILE, transcripts)
         self._append(SAMPLES_FILE, samples)
         self._append(TOKENS_FILE, tokens)
-        self._append(METRICS_FILE, [{"step": step, **dict(sorted(metrics.items()))}])
+        named = {name: value for name, value in sorted(metrics.items()) if name != "step"}
+        self._append(METRICS_FILE, [{"step": step, **named}])
 
     def write_failed(self, transcripts: Iterable[Mapping[str, object]]) -> None:
         """Append what was said in a step that could not be finished; a run that is resumed cuts it off again."""

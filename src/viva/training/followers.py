@@ -286,9 +286,9 @@ def check_judge(outcome: GroupOutcome, step: int) -> None:
     Raises:
         JudgeStoppedError: See above.
     """
-    last = outcome.failures[-1] if outcome.group is None else None
-    if last is not None and last.error_type == EndpointStoppedError.__name__:
+    failure = outcome.void_failure
+    if failure is not None and failure.error_type == EndpointStoppedError.__name__:
         raise JudgeStoppedError(
-            f"stopped before the end of step {step + 1}: {last.message}. The state before that step is saved: go on "
+            f"stopped before the end of step {step + 1}: {failure.message}. The state before that step is saved: go on "
             "with the same command and behavior_if_exists=resume."
         )

@@ -252,7 +252,7 @@ async def _step(
         clock.lap("evaluation")
     ahead.offer(step, sampler)
     played = await ahead.take(step)
-    metrics |= rollout_metrics(played.outcomes_P)
+    metrics = rollout_metrics(played.outcomes_P) | metrics
     if run.members is not None:
         metrics |= member_metrics(played.outcomes_P)
     metrics |= {"rollout/staleness": played.staleness}
@@ -420,9 +420,9 @@ async def _rollouts(
 
 def _report_void(run: Training, step: int, outcomes_P: Sequence[GroupOutcome], console: RunConsole) -> None:
     """Tell about void groups; refuse to go on if nothing could be played, unless it was for unreadable verdicts."""
-    void = [outcome for outcome in outcomes_P if outcome.group is None]
-    kinds = Counter(outcome.failures[-1].error_type for outcome in void)
-    reasons = {outcome.failures[-1].error_type: str(outcome.void_reason) for outcome in reversed(void)}
+    void = [(each.void_failure.error_type, str(each.void_reason)) for each in outcomes_P if each.void_failure]
+    kinds = Counter(kind for kind, _ in void)
+    reasons = dict(reversed(void))
     for kind, count in sorted(kinds.items()):
         console.warn_once(
             kind,

@@ -90,9 +90,9 @@ def _paid(outcomes_P: Iterable[GroupOutcome]) -> list[float]:
 def rollout_metrics(outcomes_P: Sequence[GroupOutcome]) -> dict[str, float]:
     """Rewards, lengths, the environments' own metrics, and failures of one batch.
 
-    What an environment reports per turn or per group is averaged by key over the rows that report it. Where groups
-    carry different ``logging_tags``, rewards are also given for each tag under ``env/<tag>/``. Metrics of attempts
-    without rewards stand under ``void/``.
+    What an environment reports per turn or per group is averaged by key over the rows that report it; a name that is
+    taken (``step``, or one of the others here) gets ``env/`` before it. Where groups carry different ``logging_tags``,
+    rewards are also given for each tag under ``env/<tag>/``. Metrics of attempts without rewards stand under ``void/``.
     """
     metrics: dict[str, float] = {
         "rollout/groups": len(outcomes_P),
@@ -105,14 +105,16 @@ def rollout_metrics(outcomes_P: Sequence[GroupOutcome]) -> dict[str, float]:
     metrics |= {f"rollout/errors/{error_type}": count for error_type, count in sorted(errors.items())}
     metrics |= _drop_rates(outcomes_P)
     members = [member for outcome in outcomes_P for member in _members(outcome)]
-    metrics |= mean_by_key(own for _, own in members)
-    metrics |= mean_by_key(turn.metrics for traj, _ in members for turn in traj.transitions)
     metrics |= _length_metrics([traj for traj, _ in members])
     metrics |= summary("reward", _paid(outcomes_P))
     metrics |= signs(_conversations(outcomes_P))
     void = mean_by_key(row for outcome in outcomes_P for row in outcome.void_metrics)
     metrics |= {f"void/{name}": value for name, value in void.items()}
-    return metrics | _tag_metrics(outcomes_P)
+    metrics |= _tag_metrics(outcomes_P)
+    reported = mean_by_key(own for _, own in members)
+    reported |= mean_by_key(turn.metrics for traj, _ in members for turn in traj.transitions)
+    taken = {"step", *metrics}
+    return {f"env/{name}" if name in taken else name: value for name, value in reported.items()} | metrics
 
 
 def token_metrics(outcomes_P: Sequence[GroupOutcome]) -> dict[str, float]:

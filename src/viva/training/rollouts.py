@@ -9,7 +9,7 @@
 3. A void group is retried whole, with fresh environments and new seeds, up to ``max_retries`` times (retrying one
    seat would put it into a different conversation). Then it is recorded as void, with its reason.
 4. What ``cleanup`` raises is recorded; the rewards are known by then, and the group counts.
-5. Metrics of a void attempt are kept all the same: those of its turns, and those that the error
+5. Metrics of a void attempt are kept all the same, if they are numbers: those of its turns, and those that the error
    brings along in an attribute ``metrics``.
 6. Interrupts (the cancellation of the task that runs the rollouts) are not failures and propagate.
 
@@ -24,7 +24,7 @@ import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import Any, Protocol, SupportsFloat, TypeAlias, TypeVar, runtime_checkable
 
 import tinker
 from tinker_cookbook.completers import StopCondition, TokenCompleter, TokensWithLogprobs
@@ -106,6 +106,8 @@ class GroupOutcome:
     failures: tuple[RolloutFailure, ...] = ()
     """Failures of all attempts."""
     void_reason: str | None = None
+    void_failure: RolloutFailure | None = None
+    """The failure behind the reason; others may have come after it."""
     retries: int = 0
     usage: Mapping[Role, Usage] = field(default_factory=dict[Role, Usage])
     """Tokens that policy, judge and scorer read and sampled in all attempts, also in those thrown away."""
@@ -205,6 +207,30 @@ def _check_reply(reply: TokensWithLogprobs) -> None:
         )
 
 
+def _check_metrics(metrics: Metrics, seat: int) -> None:
+    """Refuse what cannot be averaged before the group counts."""
+    for name, value in metrics.items():
+        if not _is_number(value):
+            raise ValueError(
+                f"metrics must be numbers; {name!r} of seat {seat} is {value!r:.80}. Give a number, or leave it out"
+            )
+
+
+def _numbers(metrics: Mapping[str, float]) -> Metrics:
+    return {name: value for name, value in metrics.items() if _is_number(value)}
+
+
+def _is_number(value: object) -> bool:
+    """Whether `float` takes it; not a text, which it would read."""
+    if not isinstance(value, SupportsFloat):
+        return False
+    try:
+        float(value)
+    except (TypeError, ValueError, RuntimeError, OverflowError):  # an array of several, or beyond every float
+        return False
+    return True
+
+
 class _AbortFailedError(Exception):
     """An environment could not be aborted after its failure."""
 
@@ -230,6 +256,10 @@ async def _abort(env: Abortable, reason: str) -> None:
         await pending
 
 
+_Ending: TypeAlias = tuple[str, RolloutFailure]
+"""Reason why an attempt is void, and the failure behind it."""
+
+
 class _Attempts:
     """Plays a group, if need be again, and keeps what went wrong and what it cost."""
 
@@ -240,29 +270,29 @@ class _Attempts:
         self.number = 0
         self.failures: list[RolloutFailure] = []
         self.failed_seats: frozenset[int] = frozenset()
-        self.first_failure: str | None = None
-        self.void_reason: str | None = None
+        self.first_failed: _Ending | None = None
+        self.void: _Ending | None = None
         self.asked: Counter[Place] = Counter()
         self.void_metrics: list[Metrics] = []
 
     async def run(self, number: int) -> TrajectoryGroup | None:
-        """The group, or ``None`` with ``void_reason`` set."""
+        """The group, or ``None`` with ``void`` set."""
         self.number, self.failed_seats = number, frozenset()
-        self.first_failure = self.void_reason = None
+        self.first_failed = self.void = None
         try:
             envs = await _caught(self.builder.make_envs())
             if isinstance(envs, _Caught):
-                return self._void(envs)
+                return self._end(envs)
             trajectories_G = await self._play(envs)
             if trajectories_G is None:
                 return None
             rewards = await _caught(self._rewards(trajectories_G, envs))
             if isinstance(rewards, _Caught):
                 self._keep_turn_metrics(trajectories_G)
-                self.void_metrics.append(dict(rewards.metrics))
-                return self._void(rewards)
+                self.void_metrics.append(_numbers(rewards.metrics))
+                return self._end(rewards)
             if envs and len(self.failed_seats) == len(envs):
-                self.void_reason = self.first_failure
+                self.void = self.first_failed
                 return None
             return rewards
         finally:
@@ -291,15 +321,15 @@ class _Attempts:
         for seat, result in enumerate(results_G):
             if isinstance(result, _Caught):
                 turn = max(completers[seat].num_calls - 1, 0)
-                self._record(result, seat=seat, turn=turn, place=_place(envs[seat]))
+                failure = self._record(result, seat=seat, turn=turn, place=_place(envs[seat]))
                 self.failed_seats |= {seat}
-                reason = f"seat {seat} failed: {result}"
-                self.first_failure = self.first_failure or reason
+                ending = (f"seat {seat} failed: {result}", failure)
+                self.first_failed = self.first_failed or ending
                 if not isinstance(envs[seat], Abortable):
-                    self.void_reason = self.void_reason or reason
+                    self.void = self.void or ending
                 result = Trajectory(transitions=[], final_ob=tinker.ModelInput.empty(), stop_reason=FAILED)
             trajectories_G.append(result)
-        if self.void_reason:
+        if self.void:
             self._keep_turn_metrics(trajectories_G)
             return None
         return trajectories_G
@@ -310,14 +340,15 @@ class _Attempts:
         found = [error for error in errors.exceptions if isinstance(error, _AbortFailedError)]
         for error in sorted(found, key=lambda error: error.seat):
             turn = max(completers[error.seat].num_calls - 1, 0)
-            self._record(error.failure, seat=error.seat, turn=turn, place=_place(completers[error.seat].env))
+            place = _place(completers[error.seat].env)
+            failure = self._record(error.failure, seat=error.seat, turn=turn, place=place)
             self._record(error.abort_failure, seat=error.seat, turn=turn)
-            self.void_reason = self.void_reason or (
-                f"seat {error.seat} failed: {error.failure}; its environment could not be told: {error.abort_failure}"
-            )
+            reason = f"seat {error.seat} failed: {error.failure}"
+            untold = f"its environment could not be told: {error.abort_failure}"
+            self.void = self.void or (f"{reason}; {untold}", failure)
 
     def _keep_turn_metrics(self, trajectories_G: Sequence[Trajectory]) -> None:
-        self.void_metrics += [turn.metrics for traj in trajectories_G for turn in traj.transitions]
+        self.void_metrics += [_numbers(turn.metrics) for traj in trajectories_G for turn in traj.transitions]
 
     async def _rewards(self, trajectories_G: list[Trajectory], envs: Sequence[Env]) -> TrajectoryGroup:
         rewards_and_metrics_G = await self.builder.compute_group_rewards(trajectories_G, envs)
@@ -333,25 +364,27 @@ class _Attempts:
         for seat, reward in enumerate(totals_G):
             if seat not in self.failed_seats and not math.isfinite(reward):
                 raise ValueError(f"rewards must be finite numbers; seat {seat} got {reward}")
+        for seat, (trajectory, own) in enumerate(zip(trajectories_G, metrics_G, strict=True)):
+            for metrics in (own, *(turn.metrics for turn in trajectory.transitions)):
+                _check_metrics(metrics, seat)
         return group
 
     def _record(
         self, caught: _Caught, *, seat: int | None, turn: int | None, place: Place | None = None
-    ) -> None:
-        self.failures.append(
-            RolloutFailure(
-                attempt=self.number,
-                seat=seat,
-                turn=turn,
-                error_type=caught.error_type,
-                message=caught.message,
-                place=place,
-            )
+    ) -> RolloutFailure:
+        failure = RolloutFailure(
+            attempt=self.number,
+            seat=seat,
+            turn=turn,
+            error_type=caught.error_type,
+            message=caught.message,
+            place=place,
         )
+        self.failures.append(failure)
+        return failure
 
-    def _void(self, caught: _Caught) -> None:
-        self._record(caught, seat=None, turn=None)
-        self.void_reason = str(caught)
+    def _end(self, caught: _Caught) -> None:
+        self.void = (str(caught), self._record(caught, seat=None, turn=None))
 
 
 async def run_group(
@@ -369,12 +402,14 @@ async def run_group(
         with metering(meter):
             group = await attempts.run(number)
         if group is not None or number == max_retries:
+            reason, failure = attempts.void or (None, None)
             return GroupOutcome(
                 builder=builder,
                 group=group,
                 failed_seats=attempts.failed_seats if group is not None else frozenset(),
                 failures=tuple(attempts.failures),
-                void_reason=attempts.void_reason,
+                void_reason=reason,
+                void_failure=failure,
                 retries=number,
                 usage=dict(meter.by_role),
                 asked=attempts.asked,

@@ -126,7 +126,7 @@ def batch_samples(outcomes_P: Sequence[GroupOutcome], *, is_plain: bool = False)
     """All samples of the groups that are not void, group by group and seat by seat.
 
     Failed seats have none, and neither have seats of which nothing is trained; in plain self-play (`is_plain`), these
-    have samples without datums.
+    have samples without datums. Credited seats without a signal have samples with advantages of 0.
 
     Raises:
         ValueError: If completions or credit do not fit what was sampled.
@@ -237,7 +237,11 @@ def _plans(outcome: GroupOutcome, group: TrajectoryGroup) -> list[list[_Part]]:
     """Per seat, the turns to train in order."""
     credit = credit_of(outcome.builder)
     if credit is not None:
-        return [[part for part in plan if any(part.weights)] for plan in _credited_plans(credit, group)]
+        plans_G = zip(_credited_plans(credit, group), group.trajectories_G, strict=True)
+        return [
+            [part for part in plan if any(part.weights)] or _silent_parts(credit, seat, trajectory)
+            for seat, (plan, trajectory) in enumerate(plans_G)
+        ]
     is_swapped = strategy_of(outcome.builder).context_transform is not None
     chosen_G, without = completions_of(outcome.builder, group), outcome.unpaid_seats
     return [
@@ -260,6 +264,23 @@ def _credited_plans(credit: GroupCredit, group: TrajectoryGroup) -> list[list[_P
             plan.append(_Part(turn=turn, start=0, weights=weights, advantages=tuple(values_T)))
         plans_G.append(plan)
     return plans_G
+
+
+def _silent_parts(credit: GroupCredit, seat: int, trajectory: Trajectory) -> list[_Part]:
+    """The spans of a seat that earned nothing that counts, or its first turn if it has none, with advantages of 0.
+
+    It is a sample all the same: a mixture's factors would else grow with the share of seats without a signal.
+    """
+    lengths_K = [len(transition.ac.tokens) for transition in trajectory.transitions]
+    spans = [(span.transition, span.start, span.stop) for span in credit.spans if span.seat == seat]
+    weights_K_T = [[0.0] * length for length in lengths_K]
+    for turn, start, stop in spans or [(0, 0, length) for length in lengths_K[:1]]:
+        weights_K_T[turn][start:stop] = [1.0] * (stop - start)
+    return [
+        _Part(turn=turn, start=0, weights=tuple(weights_T), advantages=(0.0,) * len(weights_T))
+        for turn, weights_T in enumerate(weights_K_T)
+        if any(weights_T) and not is_masked(trajectory.transitions[turn])
+    ]
 
 
 def _plain_plans(outcome: GroupOutcome, group: TrajectoryGroup) -> list[list[_Part]]:
