@@ -214,6 +214,8 @@ async def test_a_reward_that_is_no_finite_number_is_refused(server: EpisodeServe
     ("field", "complaint"),
     [
         ({"temperature": 0.5}, "temperature: the run decides it; leave it out"),
+        ({"temperature": 0}, "temperature: the run decides it"),
+        ({"seed": 0}, "seed: the run decides it"),
         ({"max_tokens": 5}, "max_tokens: the run decides it"),
         ({"stream": True}, "stream: an agent's episode has no such answer"),
         ({"tools": [{}]}, "tools is not supported"),
