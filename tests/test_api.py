@@ -105,6 +105,23 @@ def test_a_run_is_measured_against_its_base(finished: viva.Run, capsys: Any) -> 
     assert "differences are first less second" in capsys.readouterr().out
 
 
+def test_earlier_evaluations_are_shown_and_compared_without_sampling(
+    finished: viva.Run, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, base = tmp_path / "own.json", tmp_path / "base.json"
+    quick: dict[str, Any] = {"kinds": ["direct"], "resamples": 100, "equal_tokens": False}
+    measured = viva.evaluate(finished, ROWS[:2], output=own, **quick)
+    viva.evaluate(finished, ROWS[:2], checkpoint="base", output=base, **quick)
+    monkeypatch.setattr("viva.recipes.evaluation.build.Engines", None)  # nothing is opened
+    capsys.readouterr()
+    assert viva.evaluate(own).figures == measured.figures
+    assert "direct/maj@4" in capsys.readouterr().out
+    assert viva.evaluate(own, against=base).figures == measured.figures
+    assert "differences are first less second" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="of which nothing is sampled again"):
+        viva.evaluate(own, num_samples=2)
+
+
 def length_pays(conversation: viva.Conversation) -> dict[int, float]:
     assert conversation.answer is not None
     return {agent_id: float(len(text)) for agent_id, text in conversation.final_solutions.items()}

@@ -274,7 +274,7 @@ def evaluate(
         ValueError: If anything is wrong with the options, and nothing was sampled; or if a judge answers nothing.
     """
     from viva.recipes.evaluation import EvalOptions
-    from viva.recipes.evaluation.build import evaluate_policy
+    from viva.recipes.evaluation.build import evaluate as measure
 
     prepare_threads()
     given = _options(options)
@@ -287,7 +287,7 @@ def evaluate(
         given["judge"] = ",".join(map(str, given["judge"]))
     chosen = make_options(EvalOptions, given)  # mistakes are told before rows are written
     place = f"{name}/eval" if isinstance(policy, Run) else "runs/eval"
-    work = evaluate_policy(name, chz.replace(chosen, **_prompt_options("test", test, f"{place}/problems")))
+    work = measure(name, chz.replace(chosen, **_prompt_options("test", test, f"{place}/problems")))
     text, evaluation = _run_apart(work)
     sys.stdout.write(text)
     return evaluation
