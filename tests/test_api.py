@@ -1,9 +1,12 @@
 """The public face: a protocol of one's own is trained, looked at and measured from Python."""
 
 import ast
+import asyncio
 import inspect
 import json
 import re
+import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +123,24 @@ def test_earlier_evaluations_are_shown_and_compared_without_sampling(
     assert "differences are first less second" in capsys.readouterr().out
     with pytest.raises(ValueError, match="of which nothing is sampled again"):
         viva.evaluate(own, num_samples=2)
+
+
+def test_ctrl_c_ends_an_evaluation(finished: viva.Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[str] = []
+
+    async def measure(*_: Any) -> None:
+        await asyncio.sleep(0.1)  # until the caller waits
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        try:
+            await asyncio.sleep(20)
+            ended.append("after all")
+        finally:
+            ended.append("tidied up")
+
+    monkeypatch.setattr("viva.recipes.evaluation.build.evaluate", measure)
+    with pytest.raises(KeyboardInterrupt):
+        viva.evaluate(finished, ROWS[:2])
+    assert ended == ["tidied up"]
 
 
 def length_pays(conversation: viva.Conversation) -> dict[int, float]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
 from hashlib import blake2b
 from importlib import import_module
 from numbers import Integral, Real
@@ -318,9 +320,25 @@ def screen(policy: str | Path | Run, task: Prompts, **options: Any) -> Screening
 
 
 def _run_apart(work: Coroutine[object, None, ResultT]) -> ResultT:
-    """The result of work in a loop of its own: the caller may have one that runs, as in a notebook."""
+    """The result of work in a loop of its own: the caller may have one that runs, as in a notebook.
+
+    An interrupt of the wait, such as Ctrl-C, cancels the work.
+    """
+    begun: Future[Callable[[], object]] = Future()
+
+    async def cancellable() -> ResultT:
+        task = asyncio.ensure_future(work)
+        begun.set_result(partial(asyncio.get_running_loop().call_soon_threadsafe, task.cancel))
+        return await task
+
     with ThreadPoolExecutor(1) as pool:
-        return pool.submit(asyncio.run, work).result()
+        result = pool.submit(asyncio.run, cancellable())
+        try:
+            return result.result()
+        except BaseException:
+            with suppress(RuntimeError):  # it is the work that raised, and its loop is closed
+                begun.result()()
+            raise
 
 
 def _named(value: object) -> str:
