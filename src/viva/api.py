@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
 from hashlib import blake2b
 from importlib import import_module
 from numbers import Integral, Real
@@ -324,11 +323,11 @@ def _run_apart(work: Coroutine[object, None, ResultT]) -> ResultT:
 
     An interrupt of the wait, such as Ctrl-C, cancels the work.
     """
-    begun: Future[Callable[[], object]] = Future()
+    begun: Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[ResultT]]] = Future()
 
     async def cancellable() -> ResultT:
         task = asyncio.ensure_future(work)
-        begun.set_result(partial(asyncio.get_running_loop().call_soon_threadsafe, task.cancel))
+        begun.set_result((asyncio.get_running_loop(), task))
         return await task
 
     with ThreadPoolExecutor(1) as pool:
@@ -337,7 +336,8 @@ def _run_apart(work: Coroutine[object, None, ResultT]) -> ResultT:
             return result.result()
         except BaseException:
             with suppress(RuntimeError):  # it is the work that raised, and its loop is closed
-                begun.result()()
+                loop, task = begun.result()
+                loop.call_soon_threadsafe(task.cancel)
             raise
 
 
