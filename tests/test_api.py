@@ -1,10 +1,13 @@
 """The public face: a protocol of one's own is trained, looked at and measured from Python."""
 
 import ast
+import asyncio
 import inspect
 import json
 import re
 import shutil
+import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +139,41 @@ def test_a_run_of_a_protocol_that_is_gone_is_measured_as_the_message_says(
         viva.evaluate(path, ROWS[:1], num_test_conversations=1)
     found = viva.evaluate(path, ROWS[:1], kinds=["direct"], max_tokens=4, resamples=100)
     assert "direct/maj@4" in found.figures
+
+
+def test_earlier_evaluations_are_shown_and_compared_without_sampling(
+    finished: viva.Run, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, base = tmp_path / "own.json", tmp_path / "base.json"
+    quick: dict[str, Any] = {"kinds": ["direct"], "resamples": 100, "equal_tokens": False}
+    measured = viva.evaluate(finished, ROWS[:2], output=own, **quick)
+    viva.evaluate(finished, ROWS[:2], checkpoint="base", output=base, **quick)
+    monkeypatch.setattr("viva.recipes.evaluation.build.Engines", None)  # nothing is opened
+    capsys.readouterr()
+    assert viva.evaluate(own).figures == measured.figures
+    assert "direct/maj@4" in capsys.readouterr().out
+    assert viva.evaluate(own, against=base).figures == measured.figures
+    assert "differences are first less second" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="of which nothing is sampled again"):
+        viva.evaluate(own, num_samples=2)
+
+
+def test_ctrl_c_ends_an_evaluation(finished: viva.Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[str] = []
+
+    async def measure(*_: Any) -> None:
+        await asyncio.sleep(0.1)  # until the caller waits
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        try:
+            await asyncio.sleep(20)
+            ended.append("after all")
+        finally:
+            ended.append("tidied up")
+
+    monkeypatch.setattr("viva.recipes.evaluation.build.evaluate", measure)
+    with pytest.raises(KeyboardInterrupt):
+        viva.evaluate(finished, ROWS[:2])
+    assert ended == ["tidied up"]
 
 
 def length_pays(conversation: viva.Conversation) -> dict[int, float]:

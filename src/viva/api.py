@@ -6,7 +6,8 @@ import asyncio
 import json
 import sys
 from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from hashlib import blake2b
 from importlib import import_module
 from numbers import Integral, Real
@@ -278,7 +279,7 @@ def evaluate(
         ValueError: If anything is wrong with the options, and nothing was sampled; or if a judge answers nothing.
     """
     from viva.recipes.evaluation import EvalOptions
-    from viva.recipes.evaluation.build import evaluate_policy
+    from viva.recipes.evaluation.build import evaluate as measure
 
     prepare_threads()
     given = _options(options)
@@ -291,7 +292,7 @@ def evaluate(
         given["judge"] = ",".join(map(str, given["judge"]))
     chosen = make_options(EvalOptions, given)  # mistakes are told before rows are written
     place = f"{name}/eval" if isinstance(policy, Run) else "runs/eval"
-    work = evaluate_policy(name, chz.replace(chosen, **_prompt_options("test", test, f"{place}/problems")))
+    work = measure(name, chz.replace(chosen, **_prompt_options("test", test, f"{place}/problems")))
     text, evaluation = _run_apart(work)
     sys.stdout.write(text)
     return evaluation
@@ -322,9 +323,26 @@ def screen(policy: str | Path | Run, task: Prompts, **options: Any) -> Screening
 
 
 def _run_apart(work: Coroutine[object, None, ResultT]) -> ResultT:
-    """The result of work in a loop of its own: the caller may have one that runs, as in a notebook."""
+    """The result of work in a loop of its own: the caller may have one that runs, as in a notebook.
+
+    An interrupt of the wait, such as Ctrl-C, cancels the work.
+    """
+    begun: Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[ResultT]]] = Future()
+
+    async def cancellable() -> ResultT:
+        task = asyncio.ensure_future(work)
+        begun.set_result((asyncio.get_running_loop(), task))
+        return await task
+
     with ThreadPoolExecutor(1) as pool:
-        return pool.submit(asyncio.run, work).result()
+        result = pool.submit(asyncio.run, cancellable())
+        try:
+            return result.result()
+        except BaseException:
+            with suppress(RuntimeError):  # it is the work that raised, and its loop is closed
+                loop, task = begun.result()
+                loop.call_soon_threadsafe(task.cancel)
+            raise
 
 
 def _named(value: object) -> str:

@@ -239,7 +239,7 @@ def _eval(options: argparse.Namespace) -> None:
     chosen = _chosen(EvalOptions, options)
     from viva.recipes.evaluation.build import evaluate
 
-    _write(_ask_engine(evaluate(options.target, chosen)))
+    _write(_ask_engine(evaluate(options.target, chosen))[0])
 
 
 def _screen(options: argparse.Namespace) -> None:

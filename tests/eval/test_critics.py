@@ -173,6 +173,22 @@ async def test_a_judge_that_answers_first_answers_once_for_all_pairs_of_a_conver
     assert sum(not prompt.endswith(VERDICT_PREFIX) for prompt in client.prompts) == 2
 
 
+@pytest.mark.parametrize("answers_first", [False, True])
+async def test_a_judge_that_fails_about_a_conversation_is_counted_and_says_nothing(answers_first):
+    def too_long(prompt, call=0):
+        raise ValueError("The prompt is too long")
+
+    client = ScriptedSamplingClient(renderer=RENDERER, script=too_long, next_token=too_long)
+    judge = PolicySelfComparisonJudge(
+        PolicyRef(sampling_client=client), RENDERER, JudgeOptions(answers_first=answers_first)
+    )
+    (found,) = await have_pairs_judged([talk()], judge, 0, most=9)
+    assert {(each.first, each.second): each.failure for each in found.judged} == dict.fromkeys(
+        ((0, 1), (1, 0), (2, 1), (1, 2)), "The prompt is too long"
+    )
+    assert value(critic_figures([found])["judge/pair_accuracy"]) is None
+
+
 def advice(talks):
     figures = conversation_screening({}, talks, {}, is_known=True, resamples=200, seed=0)
     rest = dict.fromkeys(

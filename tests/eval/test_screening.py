@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from viva.eval.direct import DirectSampler
-from viva.eval.records import Answer, Figure, is_named
+from viva.eval.records import WRONG, Answer, Figure, is_named
 from viva.eval.screening import Screened, Screener, Try, is_readable, pair_of
 from viva.eval.screening_advice import screening_advice
 from viva.eval.screening_figures import correlation, screening_figures
@@ -287,6 +287,59 @@ def test_a_model_is_asked_greedily_and_as_in_training_and_judges_in_both_orders(
     assert told["tournament"].verdict == "unclear"
     assert told["tournament"].reason.endswith("these are 2 pairs only")
     json.dumps([each.reason for each in told.values()])
+
+
+class Narrow(PolicySelfComparisonJudge):
+    """A judge into whose context one question does not fit."""
+
+    async def compare(self, question, solutions, first, second, seed):
+        self._refuse(question)
+        return await super().compare(question, solutions, first, second, seed)
+
+    async def score(self, question, solution, criterion, seed):
+        self._refuse(question)
+        return await super().score(question, solution, criterion, seed)
+
+    def _refuse(self, question):
+        if question == "What is 1?":
+            raise ValueError("The prompt has 9 tokens too many")
+
+
+def test_a_problem_that_is_too_long_for_the_judge_or_for_the_policy_is_counted_and_the_others_go_on():
+    labels = {VERDICT_PREFIX: {"A": 0.6, "B": 0.4}, CRITERION_PREFIX: {"y": 0.6, "n": 0.4}}
+
+    def script(prompt, call):
+        return "A" if prompt.endswith(VERDICT_PREFIX) else f"The answer is {call % 2}."
+
+    client = ScriptedSamplingClient(
+        renderer=RENDERER,
+        script=script,
+        next_token=lambda prompt: next((labels[end] for end in labels if prompt.endswith(end)), {}),
+    )
+    screener = Screener(
+        direct=DirectSampler(renderer=RENDERER, sampling=Sampling(seed=0, max_tokens=60, temperature=0.7)),
+        num_samples=4,
+        judge=Narrow(PolicyRef(sampling_client=client), RENDERER),
+        num_pairs=9,
+    )
+    items = [PromptItem(question=f"What is {n}?", answer=str(n % 2)) for n in range(3)]
+    rubric = find_reward("rubric")
+
+    not_given = Try(answer=WRONG, logprob=0.0, has_answer=False, is_lenient=False)
+
+    async def screen():
+        asked = list(await screener.ask(client, items))
+        asked[2] = replace(asked[2], tries_N=tuple(not_given for _ in asked[2].tries_N))
+        return await screener.have_scored(await screener.have_judged(asked, seed=0), rubric, seed=0)
+
+    problems = asyncio.run(screen())
+    assert [each.judged is not None for each in problems] == [True, True, False]
+    assert [each.failure for each in problems[1].judged.both] == ["The prompt has 9 tokens too many"] * 2
+    assert [each.failure is None for each in problems] == [True, False, True]
+    assert [list(each.rubric) for each in problems] == [[0, 1, 2, 3], [0, 1, 2, 3], []]
+    found = screening_figures(problems, {"rubric": rubric}, resamples=200, seed=0)
+    assert found["judge/invalid"].value == found["rubric/invalid_rate"].value == 0.5
+    assert found["judge/pair_accuracy"].num_problems == found["rubric/accuracy"].num_problems == 1
 
 
 def test_scores_that_favour_the_right_one_are_seen_behind_verdicts_that_turn_with_the_order():

@@ -39,6 +39,17 @@ def screened(capsys, model, task, **options):
     return told.out, json.loads(path.read_text())
 
 
+def test_a_problem_that_does_not_fit_is_told_and_the_others_are_screened(
+    model, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    rows = [{"query": f"{n} + 1?", "answer": n + 1} for n in range(3)] + [{"query": "x" * 5000, "answer": 1}]
+    task = write(tmp_path / "task.jsonl", rows)
+    out, found = screened(capsys, model, task, rewards='["rubric", "majority"]', judge_answers_first=True)
+    assert "note: the judge failed 1 time; the first: The prompt has" in out
+    assert [len(each["rubric"]) for each in found["problems"]] == [3, 3, 3, 0]
+
+
 def test_a_task_with_answers(model, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     asked = {"question_template": "{question} Only the number.", "system_prompt": "Be brief."}

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import shlex
+import signal
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +18,7 @@ from tinker_cookbook.rl.rollouts import do_single_rollout
 from tiny_engine import IM_END, make_tokenizer
 
 import viva.cli
+import viva.serve.agents
 from viva.conversation.rendering import build_prompt, load_renderer
 from viva.recipes.agent import Config
 from viva.recipes.common import FailedRunError
@@ -148,9 +150,80 @@ time.sleep(600)
     env = env_of(server, code, timeout_s=3.0)
     with pytest.raises(AgentFailedError, match="took longer than 3 s"):
         await do_single_rollout(policy, env)
-    child = int(policy.tokenizer.decode(policy.prompts[0]).partition("user\n")[2].partition("<")[0])
+    child = asked_number(policy.prompts[0])
     await env.close()
     await gone(child)
+
+
+def asked_number(prompt: list[int]) -> int:
+    """The number that an agent asked."""
+    return int(make_tokenizer().decode(prompt).partition("user\n")[2].partition("<")[0])
+
+
+HELPER = """
+import subprocess
+helper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session={apart})
+ask(str(helper.pid))
+"""
+"""It inherits the agent's output."""
+
+
+@pytest.mark.parametrize("code", ["print(1.0)", 'post("/reward", {"reward": 1})', 'sys.exit("broken")'])
+async def test_an_agent_that_leaves_a_helper_ends_at_once_and_the_helper_with_it(
+    server: EpisodeServer, code: str
+) -> None:
+    policy = Words()
+    env = env_of(server, HELPER.format(apart=False) + code)
+    async with asyncio.timeout(30):  # the episode has 60 s
+        if "broken" in code:
+            with pytest.raises(AgentFailedError, match="it ended with status 1: broken"):
+                await do_single_rollout(policy, env)
+        else:
+            assert (await do_single_rollout(policy, env)).transitions[-1].reward == 1.0
+        await env.close()
+    await gone(asked_number(policy.prompts[0]))
+
+
+@pytest.mark.parametrize("code", ["print(1.0)", "import time; time.sleep(600)"])
+async def test_an_episode_ends_though_a_helper_with_a_session_of_its_own_holds_its_output(
+    server: EpisodeServer, code: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(viva.serve.agents, "_CLOSING_S", 0.2)
+    env = env_of(server, HELPER.format(apart=True) + code)
+    async with asyncio.timeout(30):
+        observation, _ = await env.initial_observation()
+        if "print" in code:
+            assert (await env.step([IM_END])).reward == 1.0
+        await env.close()
+    os.kill(asked_number(observation.to_ints()), signal.SIGKILL)  # nothing else could find it
+
+
+async def test_the_reward_is_found_at_the_end_of_a_long_output(server: EpisodeServer) -> None:
+    code = 'ask("x"); print("word " * 10**6); print("word " * 10**6, file=sys.stderr); print(1.0)'
+    assert (await do_single_rollout(Words(), env_of(server, code))).transitions[-1].reward == 1.0
+
+
+async def test_a_call_whose_client_hung_up_before_its_turn_is_not_played(server: EpisodeServer) -> None:
+    env = env_of(server, 'ask("first"); ask("second"); print(1.0)')
+    observation, _ = await env.initial_observation()
+    heard = [observation]
+    async with httpx.AsyncClient() as client:
+        body = {"model": "policy", "messages": [{"role": "user", "content": "given up"}]}
+        headers = {"Authorization": f"Bearer {env._episode.key}"}
+        asking = asyncio.ensure_future(
+            client.post(f"{server.address}/chat/completions", json=body, headers=headers)
+        )
+        waiting = env._episode.calls
+        async with asyncio.timeout(30):
+            while waiting.empty():
+                await asyncio.sleep(0.01)
+            asking.cancel()
+            while not waiting._queue[0].reply.done():
+                await asyncio.sleep(0.01)
+    while not (result := await env.step([IM_END])).episode_done:
+        heard.append(result.next_observation)
+    texts = [make_tokenizer().decode(each.to_ints()) for each in heard]
+    assert ["first" in texts[0], "second" in texts[1], len(texts)] == [True, True, 2]
 
 
 async def gone(process: int) -> None:
@@ -173,7 +246,7 @@ async def test_a_cancelled_episode_leaves_no_process_and_frees_its_slot(server: 
     )
     (env,) = await builder.make_envs()
     observation, _ = await env.initial_observation()
-    process = int(make_tokenizer().decode(observation.to_ints()).partition("user\n")[2].partition("<")[0])
+    process = asked_number(observation.to_ints())
     os.kill(process, 0)
     await builder.cleanup()
     await gone(process)
@@ -214,6 +287,8 @@ async def test_a_reward_that_is_no_finite_number_is_refused(server: EpisodeServe
     ("field", "complaint"),
     [
         ({"temperature": 0.5}, "temperature: the run decides it; leave it out"),
+        ({"temperature": 0}, "temperature: the run decides it"),
+        ({"seed": 0}, "seed: the run decides it"),
         ({"max_tokens": 5}, "max_tokens: the run decides it"),
         ({"stream": True}, "stream: an agent's episode has no such answer"),
         ({"tools": [{}]}, "tools is not supported"),

@@ -260,7 +260,7 @@ def _no_progress_bar() -> Generator[None, None, None]:
 
 
 def _eos_ids(module: nn.Module, tokenizer: "PreTrainedTokenizerBase", vocab_size: int) -> tuple[int, ...]:
-    """End-of-text tokens of the generation config, the model config and the tokenizer, in ascending order.
+    """End-of-text tokens of the generation config and the tokenizer, in ascending order.
 
     Those that the model has no logit for can end nothing and are left out.
     """

@@ -19,6 +19,7 @@ from typing import Any
 from viva.conversation.coordinator import gather_or_cancel
 from viva.conversation.records import CritiqueReply, Solution
 from viva.eval.direct import DirectSampler
+from viva.eval.judged import FAILURES, failed_comparison, reason_of
 from viva.eval.records import Answer, Figure, PlayedProblem, TokenCost, is_lenient, write_json
 from viva.experts.strategy import record_of
 from viva.judging.answers import AnswerCheck, extract_answer, marked_answer
@@ -108,7 +109,15 @@ class Screened:
     tries_N: tuple[Try, ...]
     judged: Judged | None = None
     rubric: dict[int, tuple[float | None, ...]] | None = None
-    """A judge's scores by number of the answer, where a reward of ``rubric`` was asked for; ``None``: unreadable."""
+    """A judge's scores by number of each answer that was given, where a reward of ``rubric`` was asked for; ``None``:
+    unreadable, or the judge failed."""
+    failure: str | None = None
+    """Reason why the judge gave no scores."""
+
+    @property
+    def given(self) -> list[int]:
+        """Numbers of the answers that were given: none is where the problem does not fit into the context."""
+        return [number for number, one in enumerate(self.tries_N) if one.answer.num_tokens]
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,8 +201,8 @@ class Screener:
         async def judge(place: int, first: int, second: int) -> Judged:
             problem = problems_P[place]
             texts = {number: problem.tries_N[number].answer.text for number in (first, second)}
-            one, other = await self.judge.tournament(
-                problem.question, texts, _BOTH_WAYS, derive_seed(seed, "judge", place)
+            one, other = await _both_ways(
+                self.judge, problem.question, texts, derive_seed(seed, "judge", place)
             )
             progress.on_group((one, other))
             return Judged(first=first, second=second, both=(one, other))
@@ -205,18 +214,35 @@ class Screener:
     async def have_scored(
         self, problems_P: Sequence[Screened], reward: SolutionReward, seed: int, begin: Begin = unseen
     ) -> tuple[Screened, ...]:
-        """The problems with the judge's scores of all answers, by the criteria of a reward of ``rubric``."""
+        """The problems with the judge's scores of all answers that were given, by the criteria of ``rubric``."""
         progress = begin("scored answers", len(problems_P), "problems")
 
         async def score(place: int, problem: Screened) -> Screened:
-            group = solutions_of(problem.tries_N, derive_seed(seed, "rubric", place))
-            scored = await reward.ask(group, problem.question, Models(judge=self.judge))
-            progress.on_group(scored)
-            return replace(
-                problem, rubric={number: tuple(each) for number, each in (scored.rubric or {}).items()}
-            )
+            tries = [problem.tries_N[number] for number in problem.given]
+            group = solutions_of(tries, derive_seed(seed, "rubric", place))
+            failure, scores = None, [(None,) for _ in tries]
+            try:
+                scored = await reward.ask(group, problem.question, Models(judge=self.judge))
+                scores = [tuple(each) for each in (scored.rubric or {}).values()]
+            except FAILURES as error:
+                failure = reason_of(error)
+            progress.on_group(scores)
+            return replace(problem, rubric=dict(zip(problem.given, scores, strict=True)), failure=failure)
 
         return tuple(await gather_or_cancel(score(place, each) for place, each in enumerate(problems_P)))
+
+
+async def _both_ways(judge: Judge, question: str, texts: Mapping[int, str], seed: int) -> list[Comparison]:
+    """Two solutions compared in both orders; a judge that fails makes failed comparisons."""
+    try:
+        return await judge.tournament(question, texts, _BOTH_WAYS, seed)
+    except FAILURES as error:
+        one, other = texts
+        return _failed_both(one, other, error)
+
+
+def _failed_both(one: int, other: int, error: Exception) -> list[Comparison]:
+    return [failed_comparison(first, second, error) for first, second in ((one, other), (other, one))]
 
 
 def solutions_of(tries_N: Sequence[Try], seed: int) -> Solutions:
@@ -304,7 +330,7 @@ async def have_pairs_judged(
     async def compare(own: Judge, place: int, right: int, wrong: int) -> list[Comparison]:
         talk, pair_seed = talks[place], derive_seed(seed, "critics' pairs", place, right, wrong)
         texts = {agent_id: talk.solutions[agent_id] for agent_id in (right, wrong)}
-        both = await own.tournament(talk.question, texts, _BOTH_WAYS, pair_seed)
+        both = await _both_ways(own, talk.question, texts, pair_seed)
         progress.on_group(both)
         return both
 
@@ -312,8 +338,12 @@ async def have_pairs_judged(
         pairs = [pair for at, pair in chosen if at == place]
         if not pairs:
             return talk
-        own = await judge.for_question(talk.question, derive_seed(seed, "critics' pairs", place))
-        found = await gather_or_cancel(compare(own, place, *pair) for pair in pairs)
+        try:
+            own = await judge.for_question(talk.question, derive_seed(seed, "critics' pairs", place))
+        except FAILURES as error:
+            found = [_failed_both(*pair, error) for pair in pairs]
+        else:
+            found = await gather_or_cancel(compare(own, place, *pair) for pair in pairs)
         return replace(talk, judged=tuple(each for both in found for each in both))
 
     return tuple(await gather_or_cancel(judged(place, talk) for place, talk in enumerate(talks)))

@@ -231,9 +231,9 @@ def _rubric(problems_P: Sequence[Screened], reward: Rubric) -> dict[str, Terms]:
 
     def accuracy(problem: Screened) -> Term:
         scored = [
-            (one.answer.right, score)
-            for one, scores_C in zip(problem.tries_N, (problem.rubric or {}).values(), strict=True)
-            if one.has_answer
+            (problem.tries_N[number].answer.right, score)
+            for number, scores_C in (problem.rubric or {}).items()
+            if problem.tries_N[number].has_answer
             and None not in scores_C
             and (score := weighted_mean(scores_C, weights_C)) is not None
         ]
@@ -269,12 +269,13 @@ def _num_right(problem: Screened) -> int:
 
 def _paid(problem: Screened, reward: SolutionReward, seed: int) -> _Paid | None:
     """Whether each of the answers that were given to a problem is right, and its reward; ``None``: it is not known."""
-    given = [number for number, one in enumerate(problem.tries_N) if one.answer.num_tokens]
-    tries = [problem.tries_N[number] for number in given]
+    tries = [problem.tries_N[number] for number in problem.given]
     own = problem.greedy.answer  # of the policy as its own judge
     group = replace(solutions_of(tries, seed), judge_answer=own.text if own.finished else "")
     if problem.rubric is not None:
-        group = replace(group, rubric={place: problem.rubric[number] for place, number in enumerate(given)})
+        group = replace(
+            group, rubric={place: problem.rubric[number] for place, number in enumerate(problem.given)}
+        )
     try:
         return [one.answer.right for one in tries], reward.pay(group)
     except JudgeError:  # a score that could not be read

@@ -18,10 +18,42 @@ from viva.serve.episodes import AgentCall, Episode, EpisodeServer, PolicyReply, 
 _KEPT = 2**16
 """Bytes of an agent's output that are kept: the last ones."""
 _SHOWN = 400
+_CLOSING_S = 2.0
+"""Longest time for the output of an agent that has ended: a helper that left its process group may hold it open."""
 
 
 class AgentFailedError(RuntimeError):
     """An agent's process ended without a reward, or not at all."""
+
+
+class _Process(asyncio.SubprocessProtocol):
+    """The end and the last output of a process.
+
+    With asyncio's streams, Python 3.11 would wait until everybody who inherited its pipes has closed them.
+    """
+
+    def __init__(self) -> None:
+        self.output = {1: b"", 2: b""}
+        self.ended = asyncio.Event()
+        self.closed = asyncio.Event()
+        """It has ended, and so has its output."""
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        """Keep the last of it."""
+        self.output[fd] = (self.output[fd] + data)[-_KEPT:]
+
+    def process_exited(self) -> None:
+        """Take note, whoever still holds its pipes."""
+        self.ended.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Take note."""
+        del exc
+        self.closed.set()
+
+    def text(self, fd: int) -> str:
+        """The end of what it wrote."""
+        return self.output[fd].decode(errors="replace")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +86,8 @@ class AgentEnv(Env):
         self._problem = problem
         self._stack = contextlib.AsyncExitStack()
         self._episode: Episode | None = None
-        self._process: asyncio.subprocess.Process | None = None
-        self._output: list[asyncio.Task[bytes]] = []
+        self._process = _Process()
+        self._transport: asyncio.SubprocessTransport | None = None
         self._deadline = math.inf
         self._call: AgentCall | None = None
 
@@ -70,7 +102,7 @@ class AgentEnv(Env):
         await self._start(self._episode)
         call = await self._next()
         if call is None:
-            raise AgentFailedError(f"the agent asked the policy nothing; {await self._ending()}")
+            raise AgentFailedError(f"the agent asked the policy nothing; {self._ending()}")
         return call.prompt, self._server.stop_condition
 
     async def step(self, action: Action, *, extra: ActionExtra | None = None) -> StepResult:
@@ -88,7 +120,7 @@ class AgentEnv(Env):
         if call is not None:
             observation = call.prompt
         else:
-            reward = await self._reward()
+            reward = self._reward()
             await self.close()
         return StepResult(
             reward=reward,
@@ -104,13 +136,7 @@ class AgentEnv(Env):
 
     async def close(self) -> None:
         """End what is left of the process; a second time it does nothing."""
-        if self._process is not None and self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            await self._process.wait()
-        for task in self._output:
-            task.cancel()
-        await asyncio.gather(*self._output, return_exceptions=True)
+        await self._end()
         if self._call is not None:
             refuse(self._call)
         await self._stack.aclose()
@@ -118,7 +144,8 @@ class AgentEnv(Env):
     async def _start(self, episode: Episode) -> None:
         variables = {"OPENAI_BASE_URL": self._server.address, "OPENAI_API_KEY": episode.key}
         pipe = asyncio.subprocess.PIPE
-        process = await asyncio.create_subprocess_exec(
+        self._transport, self._process = await asyncio.get_running_loop().subprocess_exec(
+            _Process,
             *self._command.argv,
             stdin=pipe,
             stdout=pipe,
@@ -126,16 +153,27 @@ class AgentEnv(Env):
             env={**os.environ, **variables},
             start_new_session=True,
         )
-        self._process = process
         self._deadline = asyncio.get_running_loop().time() + self._command.timeout_s
-        assert process.stdin is not None
-        assert process.stdout is not None
-        assert process.stderr is not None
-        self._output = [asyncio.ensure_future(_last(each)) for each in (process.stdout, process.stderr)]
-        with contextlib.suppress(ConnectionError):  # it reads nothing
-            process.stdin.write(json.dumps(self._problem).encode() + b"\n")
-            await process.stdin.drain()
-        process.stdin.close()
+        stdin = self._transport.get_pipe_transport(0)
+        assert isinstance(stdin, asyncio.WriteTransport)
+        stdin.write(json.dumps(self._problem).encode() + b"\n")
+        stdin.close()  # once that is written, or nobody reads it
+
+    async def _end(self) -> None:
+        """End the agent with all it started, and take what it wrote; a second time, or before its start, do nothing."""
+        if self._transport is None or self._transport.is_closing():
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._transport.get_pid(), signal.SIGKILL)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._process.closed.wait(), _CLOSING_S)
+        self._transport.close()
+
+    async def _asked(self, episode: Episode) -> AgentCall:
+        """The next call whose client still waits for its answer."""
+        while (call := await episode.calls.get()).reply.done():
+            pass
+        return call
 
     async def _next(self) -> AgentCall | None:
         """The agent's next call, or ``None`` once it has ended.
@@ -144,9 +182,8 @@ class AgentEnv(Env):
             AgentFailedError: If its time is over.
         """
         assert self._episode is not None
-        assert self._process is not None
-        asking = asyncio.ensure_future(self._episode.calls.get())
-        ending = asyncio.ensure_future(self._process.wait())
+        asking = asyncio.ensure_future(self._asked(self._episode))
+        ending = asyncio.ensure_future(self._process.ended.wait())
         left_s = self._deadline - asyncio.get_running_loop().time()
         try:
             await asyncio.wait({asking, ending}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
@@ -154,6 +191,7 @@ class AgentEnv(Env):
                 self._call = asking.result()
                 return self._call
             if ending.done():
+                await self._end()
                 return None
             raise AgentFailedError(f"the agent took longer than {self._command.timeout_s:g} s")
         finally:
@@ -161,14 +199,14 @@ class AgentEnv(Env):
                 task.cancel()
             await asyncio.gather(asking, ending, return_exceptions=True)
 
-    async def _reward(self) -> float:
+    def _reward(self) -> float:
         assert self._episode is not None
-        assert self._process is not None
-        if self._process.returncode != 0:
-            raise AgentFailedError(await self._ending())
+        assert self._transport is not None
+        if self._transport.get_returncode() != 0:
+            raise AgentFailedError(self._ending())
         if self._episode.reward is not None:
             return self._episode.reward
-        lines = (await self._output[0]).decode(errors="replace").split("\n")
+        lines = self._process.text(1).split("\n")
         last = next((line.strip() for line in reversed(lines) if line.strip()), "")
         try:
             reward = float(last)
@@ -180,18 +218,10 @@ class AgentEnv(Env):
             )
         return reward
 
-    async def _ending(self) -> str:
-        assert self._process is not None
-        errors = (await self._output[1]).decode(errors="replace").strip()
-        return f"it ended with status {self._process.returncode}: {errors[-_SHOWN:]}"
-
-
-async def _last(stream: asyncio.StreamReader) -> bytes:
-    """The end of what a process writes."""
-    kept = b""
-    while part := await stream.read(_KEPT):
-        kept = (kept + part)[-_KEPT:]
-    return kept
+    def _ending(self) -> str:
+        assert self._transport is not None
+        errors = self._process.text(2).strip()
+        return f"it ended with status {self._transport.get_returncode()}: {errors[-_SHOWN:]}"
 
 
 @dataclass(kw_only=True, eq=False)

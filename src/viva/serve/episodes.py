@@ -205,7 +205,9 @@ class _Server(uvicorn.Server):
 def _read(raw: bytes) -> ChatBody:
     given = {name: value for name, value in read_json(raw).items() if value is not None}
     for name in (*_OF_THE_RUN, *_NOT_HERE):
-        if given.get(name) not in (None, False) and not (name == "n" and given[name] == 1):
+        value = given.get(name)
+        # 0 equals False, and says how to sample
+        if value is not None and value is not False and not (name == "n" and value == 1):
             why = "the run decides it" if name in _OF_THE_RUN else "an agent's episode has no such answer"
             raise RequestError(f"{name}: {why}; leave it out", param=name, code="unsupported_parameter")
     return parse_body(ChatBody, raw)

@@ -47,7 +47,7 @@ class RescoreOptions:
         doc="another reward by name, path.py:FUNCTION, or all: each that the transcripts suffice for, side by side",
     )
     preset: Literal["paper", "robust"] | None = chz.field(
-        default=None, doc="all choices of this preset, but for weights and prior_precision"
+        default=None, doc="all choices and the weights of this preset, but for prior_precision"
     )
     fit: Literal["separate", "joint"] | None = chz.field(
         default=None, doc="initial and revised solutions each on a scale of their own, or on one"

@@ -70,15 +70,10 @@ _FOLDER = Path("runs/eval")
 """Results of targets that are no runs."""
 
 
-async def evaluate(name: str, options: EvalOptions) -> str:
-    """The tables of `evaluate_policy`, or of a comparison of two result files."""
-    if _is_result_file(name):
-        return await _compare_files(name, options)
-    return (await evaluate_policy(name, options))[0]
-
-
-async def evaluate_policy(name: str, options: EvalOptions) -> tuple[str, Evaluation]:
+async def evaluate(name: str, options: EvalOptions) -> tuple[str, Evaluation]:
     """Evaluate a run folder, model, adapter or saved weights, and compare it if that is asked for; write the files.
+
+    Of the file of an earlier evaluation nothing is sampled: it is shown, or compared with another one.
 
     Returns:
         The tables and the evaluation.
@@ -87,6 +82,8 @@ async def evaluate_policy(name: str, options: EvalOptions) -> tuple[str, Evaluat
         ValueError: For anything the user has to fix; nothing was sampled then.
         EngineError: If a server is gone.
     """
+    if _is_result_file(name):
+        return await _compare_files(name, options)
     other, checkpoint = options.against, options.against_checkpoint
     if other == BASE and checkpoint is None:
         other, checkpoint = name, BASE
@@ -333,7 +330,7 @@ def _is_result_file(name: str) -> bool:
     return name.endswith(".json") and Path(name).expanduser().is_file()
 
 
-async def _compare_files(name: str, options: EvalOptions) -> str:
+async def _compare_files(name: str, options: EvalOptions) -> tuple[str, Evaluation]:
     """Show an earlier evaluation, or compare two, refusing options that would ask for samples."""
     other = options.against
     allowed = ["against", "output", "resamples"]
@@ -353,7 +350,7 @@ async def _compare_files(name: str, options: EvalOptions) -> str:
     evaluation = read_evaluation(Path(name).expanduser())
     if other is None:
         refuse_judge(options)
-        return evaluation_text(evaluation)
+        return evaluation_text(evaluation), evaluation
     if not _is_result_file(other):
         raise ValueError(
             f"{name} is the file of an earlier evaluation and can be compared with another such file only; "
@@ -373,7 +370,7 @@ async def _compare_files(name: str, options: EvalOptions) -> str:
     else:
         refuse_judge(options)
     target = None if options.output is None else Path(options.output).expanduser()
-    return _compare(evaluation, against, judged, options, target)
+    return _compare(evaluation, against, judged, options, target), evaluation
 
 
 def _check_comparable(record: Mapping[str, object], digest: str, stored: Evaluation) -> None:

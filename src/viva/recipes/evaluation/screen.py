@@ -351,4 +351,12 @@ def screening_text(screening: Screening) -> str:
     written = io.StringIO()
     Console(file=written, width=120, highlight=False).print(table, advice)
     told = [line.rstrip() for line in written.getvalue().splitlines()]
-    return "\n".join([*told, *cost_lines(screening.cost)]) + "\n"
+    return "\n".join([*told, *_failures(screening), *cost_lines(screening.cost)]) + "\n"
+
+
+def _failures(screening: Screening) -> list[str]:
+    """A line about the judge's failures, if there were any."""
+    compared = [each for problem in screening.problems if problem.judged for each in problem.judged.both]
+    compared += [each for talk in screening.critics for each in talk.judged]
+    found = [each.failure for each in (*compared, *screening.problems) if each.failure is not None]
+    return [f"note: the judge failed {counted(len(found), 'time')}; the first: {found[0]}"] if found else []
