@@ -26,7 +26,7 @@ class AgentFailedError(RuntimeError):
     """An agent's process ended without a reward, or not at all."""
 
 
-class _Process(asyncio.SubprocessProtocol):
+class _Watched(asyncio.SubprocessProtocol):
     """The end and the last output of a process.
 
     With asyncio's streams, Python 3.11 would wait until everybody who inherited its pipes has closed them.
@@ -86,7 +86,7 @@ class AgentEnv(Env):
         self._problem = problem
         self._stack = contextlib.AsyncExitStack()
         self._episode: Episode | None = None
-        self._process = _Process()
+        self._process = _Watched()
         self._transport: asyncio.SubprocessTransport | None = None
         self._deadline = math.inf
         self._call: AgentCall | None = None
@@ -145,7 +145,7 @@ class AgentEnv(Env):
         variables = {"OPENAI_BASE_URL": self._server.address, "OPENAI_API_KEY": episode.key}
         pipe = asyncio.subprocess.PIPE
         self._transport, self._process = await asyncio.get_running_loop().subprocess_exec(
-            _Process,
+            _Watched,
             *self._command.argv,
             stdin=pipe,
             stdout=pipe,
