@@ -96,7 +96,6 @@ async def test_the_metrics_are_the_specifications() -> None:
     assert first == {
         "episode_length": 6,
         "parsing_failures": 0,
-        "reward/mean": -1.0,
         "win_minus_loss/mean": -1.0,
         "matchup_count": 4,
         "agent_0/reward": -1.0,

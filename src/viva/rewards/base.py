@@ -350,7 +350,7 @@ def paid(played: Played, scored: Scored) -> Scored:
     shared: Metrics = {} if gap is None else {"reward_truth_gap": gap}
     metrics = {
         agent_id: spoken(played.conversation, agent_id)
-        | {"reward/mean": total, f"agent_{agent_id}/reward": total}
+        | {f"agent_{agent_id}/reward": total}
         | truth.get(agent_id, {})
         | flip.get(agent_id, {})
         | shared
