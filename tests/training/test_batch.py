@@ -229,6 +229,25 @@ async def test_a_credited_seat_without_a_signal_counts_in_the_mixture_and_trains
     assert len(batch.data_D) == 2 + 8
 
 
+async def test_a_seat_without_a_reward_is_no_sample_of_a_credited_strategy():
+    class Credited(Named):
+        def credit(self):
+            place = {"transition": 0, "start": 1, "stop": 2, "stream": "r", "round_index": 0}
+            spans = tuple(
+                SpanCredit(seat=seat, reward=reward, **place) for seat, reward in enumerate((1.0, 2.0))
+            )
+            return GroupCredit(spans=spans, weights={"r": 1.0})
+
+        def unpaid_seats(self):
+            return frozenset({2})
+
+    played = outcome(Credited("self"), [drawn(BARE, [1, 2, 3])] * 3, (1.0, 2.0, 0.0))
+    batch = await make_batch(ContextEngine(), [played], config())
+    assert batch.metrics["experts/self/num_samples"] == 2
+    assert batch.metrics["experts/self/reward_mean"] == 1.5
+    assert len(batch.data_D) == 2
+
+
 @pytest.mark.parametrize(
     ("weights", "message"),
     [((1.0, 2.0, None), "has the weights 1.0 and 2.0"), ((1.0, 1.0, None), "'hint' has no mixture weight")],

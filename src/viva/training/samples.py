@@ -235,15 +235,16 @@ def _prompt(group: TrajectoryGroup, strategy: StrategyInfo) -> Hashable:
 
 def _plans(outcome: GroupOutcome, group: TrajectoryGroup) -> list[list[_Part]]:
     """Per seat, the turns to train in order."""
-    credit = credit_of(outcome.builder)
+    credit, without = credit_of(outcome.builder), outcome.unpaid_seats
     if credit is not None:
         plans_G = zip(_credited_plans(credit, group), group.trajectories_G, strict=True)
         return [
-            [part for part in plan if any(part.weights)] or _silent_parts(credit, seat, trajectory)
+            [part for part in plan if any(part.weights)]
+            or ([] if seat in without else _silent_parts(credit, seat, trajectory))
             for seat, (plan, trajectory) in enumerate(plans_G)
         ]
     is_swapped = strategy_of(outcome.builder).context_transform is not None
-    chosen_G, without = completions_of(outcome.builder, group), outcome.unpaid_seats
+    chosen_G = completions_of(outcome.builder, group)
     return [
         [] if seat in without else _chosen_parts(trajectory, chosen, is_swapped=is_swapped)
         for seat, (trajectory, chosen) in enumerate(zip(group.trajectories_G, chosen_G, strict=True))
