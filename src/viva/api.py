@@ -230,7 +230,9 @@ async def train_async(
     if recipe not in RECIPES:
         raise ValueError(unknown_recipe(recipe))
     named = {"model_name": None if model is None else str(model), "max_steps": steps}
-    named |= _options({"reward": reward, "grader": grader})
+    code = _options({"reward": reward, "grader": grader, "config": config})
+    config = code.pop("config")
+    named |= code
     sources = {"train_prompts_path": prompts, "test_prompts_path": test}
     if twice := [name for name, value in (named | sources).items() if value is not None and name in given]:
         raise ValueError(
@@ -238,7 +240,6 @@ async def train_async(
             "train_prompts_path and test_prompts_path); leave one of them out"
         )
     config_class = import_module(f"viva.recipes.{recipe}").Config
-    config = _options({"config": config})["config"]
     named_config = {} if config is None else read_options(config, config_class, recipe)
     given |= {name: value for name, value in named.items() if value is not None}
     given = {"behavior_if_exists": "raise", **named_config, **given}
@@ -327,21 +328,20 @@ def _run_apart(work: Coroutine[object, None, ResultT]) -> ResultT:
 
     An interrupt of the wait, such as Ctrl-C, cancels the work.
     """
-    begun: Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[ResultT]]] = Future()
+    begun: Future[asyncio.Task[Any] | None] = Future()
 
     async def cancellable() -> ResultT:
-        task = asyncio.ensure_future(work)
-        begun.set_result((asyncio.get_running_loop(), task))
-        return await task
+        begun.set_result(asyncio.current_task())
+        return await work
 
     with ThreadPoolExecutor(1) as pool:
         result = pool.submit(asyncio.run, cancellable())
         try:
             return result.result()
-        except BaseException:
-            with suppress(RuntimeError):  # it is the work that raised, and its loop is closed
-                loop, task = begun.result()
-                loop.call_soon_threadsafe(task.cancel)
+        except (KeyboardInterrupt, SystemExit):
+            if task := begun.result():
+                with suppress(RuntimeError):  # it has just ended, and its loop is closed
+                    task.get_loop().call_soon_threadsafe(task.cancel)
             raise
 
 

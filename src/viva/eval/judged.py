@@ -104,7 +104,7 @@ async def judge_pairs(
                     own_seed = derive_seed(seed, "own answer", place)
                     ready = await judge.for_question(pairs_N[0].question, own_seed)
             except FAILURES as error:
-                failed = tuple(failed_comparison(*order, error) for order in _ORDERS)
+                failed = failed_both_ways(*_ORDERS[0], error)
                 judged = [replace(pair, comparisons=failed) for pair in pairs_N]
                 for each in judged:
                     progress.on_group(each)
@@ -122,8 +122,12 @@ def reason_of(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-def failed_comparison(first: int, second: int, error: Exception) -> Comparison:
-    """The comparison of a judge that failed."""
+def failed_both_ways(one: int, other: int, error: Exception) -> tuple[Comparison, Comparison]:
+    """Comparisons of two solutions in both orders by a judge that failed."""
+    return _failed(one, other, error), _failed(other, one, error)
+
+
+def _failed(first: int, second: int, error: Exception) -> Comparison:
     return Comparison(
         first=first, second=second, outcome=Outcome.INVALID, score=None, failure=reason_of(error)
     )
@@ -136,7 +140,7 @@ async def _judge_pair(judge: Judge, pair: JudgedPair, seed: int, progress: StepP
         try:
             return await judge.compare(pair.question, texts, first, second, derive_seed(seed, first))
         except FAILURES as error:
-            return failed_comparison(first, second, error)
+            return _failed(first, second, error)
 
     judged = replace(pair, comparisons=tuple(await gather_or_cancel(compare(*order) for order in _ORDERS)))
     progress.on_group(judged)

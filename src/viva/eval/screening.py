@@ -19,7 +19,7 @@ from typing import Any
 from viva.conversation.coordinator import gather_or_cancel
 from viva.conversation.records import CritiqueReply, Solution
 from viva.eval.direct import DirectSampler
-from viva.eval.judged import FAILURES, failed_comparison, reason_of
+from viva.eval.judged import FAILURES, failed_both_ways, reason_of
 from viva.eval.records import Answer, Figure, PlayedProblem, TokenCost, is_lenient, write_json
 from viva.experts.strategy import record_of
 from viva.judging.answers import AnswerCheck, extract_answer, marked_answer
@@ -232,17 +232,15 @@ class Screener:
         return tuple(await gather_or_cancel(score(place, each) for place, each in enumerate(problems_P)))
 
 
-async def _both_ways(judge: Judge, question: str, texts: Mapping[int, str], seed: int) -> list[Comparison]:
+async def _both_ways(
+    judge: Judge, question: str, texts: Mapping[int, str], seed: int
+) -> Sequence[Comparison]:
     """Two solutions compared in both orders; a judge that fails makes failed comparisons."""
     try:
         return await judge.tournament(question, texts, _BOTH_WAYS, seed)
     except FAILURES as error:
         one, other = texts
-        return _failed_both(one, other, error)
-
-
-def _failed_both(one: int, other: int, error: Exception) -> list[Comparison]:
-    return [failed_comparison(first, second, error) for first, second in ((one, other), (other, one))]
+        return failed_both_ways(one, other, error)
 
 
 def solutions_of(tries_N: Sequence[Try], seed: int) -> Solutions:
@@ -327,7 +325,7 @@ async def have_pairs_judged(
     chosen = [(place, pair) for place, talk in enumerate(talks) for pair in talk.pairs][:most]
     progress = begin("critics' pairs", len(chosen), "pairs")
 
-    async def compare(own: Judge, place: int, right: int, wrong: int) -> list[Comparison]:
+    async def compare(own: Judge, place: int, right: int, wrong: int) -> Sequence[Comparison]:
         talk, pair_seed = talks[place], derive_seed(seed, "critics' pairs", place, right, wrong)
         texts = {agent_id: talk.solutions[agent_id] for agent_id in (right, wrong)}
         both = await _both_ways(own, talk.question, texts, pair_seed)
@@ -341,7 +339,7 @@ async def have_pairs_judged(
         try:
             own = await judge.for_question(talk.question, derive_seed(seed, "critics' pairs", place))
         except FAILURES as error:
-            found = [_failed_both(*pair, error) for pair in pairs]
+            found = [failed_both_ways(*pair, error) for pair in pairs]
         else:
             found = await gather_or_cancel(compare(own, place, *pair) for pair in pairs)
         return replace(talk, judged=tuple(each for both in found for each in both))

@@ -294,10 +294,9 @@ def read_options(
     Raises:
         ValueError: If the file cannot be read, is of another recipe, or has an unknown name.
     """
-    values = _read_mapping(source)
+    values, known = _read_mapping(source), chz.chz_fields(config_class)
     if "prompts_digest" in values:  # a run's record, no order to delete or resume that run
         values.pop("behavior_if_exists", None)
-    known = chz.chz_fields(config_class)
     of = values.pop("recipe", None)
     if of is None:
         classes = [config_class] if beside is None else [config_class, beside]
