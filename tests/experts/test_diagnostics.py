@@ -15,6 +15,7 @@ from viva.experts.diagnostics import (
     diagnose,
     effective_sample_size,
     flat_metrics,
+    mixes_units,
     recommend,
 )
 from viva.experts.estimation import estimate
@@ -196,6 +197,16 @@ def test_strata_of_equal_rewards_are_compared_with_the_rest_of_their_prompt():
     assert recommend([own, *hints]).baseline == "stratum"
     assert recommend([own, *hints[:2]]).baseline == "prompt_union"
     assert "of their stratum" in recommend([own, *hints[:2]]).reason
+
+
+def test_mixed_units_are_advised_a_baseline_per_strategy():
+    own, hints = sample("iid", [0.0], reward=0.0), [sample("hint", [-0.1], reward=1.0)] * 2
+    assert (recommend([own, *hints]).estimator, recommend([own, *hints]).baseline) == ("balance", "weighted")
+    found = recommend([own, *hints], mixed_units=True)
+    assert (found.estimator, found.baseline) == (DEFAULT_ESTIMATOR, "stratum")
+    assert mixes_units(["iid", "conversation"], "own")
+    assert not mixes_units(["iid", "conversation"], "verifier")
+    assert not mixes_units(["conversation"], "own")
 
 
 @given(sample_batches(), st.booleans())

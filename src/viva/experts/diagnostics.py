@@ -200,11 +200,17 @@ class Recommendation:
     reason: str
 
 
-def recommend(samples_N: Sequence[Sample]) -> Recommendation:
+def mixes_units(strategies: Sequence[str], conversation_reward: str) -> bool:
+    """Whether a run pays conversations in another unit than its other strategies, so that no mean may hold both."""
+    return "conversation" in strategies and len(strategies) > 1 and conversation_reward != "verifier"
+
+
+def recommend(samples_N: Sequence[Sample], *, mixed_units: bool = False) -> Recommendation:
     """The estimator for the regime these samples are in, from the tables of docs/estimators.md.
 
     ``importance_sampling`` where nothing was swapped; ``balance`` where there are on-policy samples, every completion
     was scored under every context of its prompt, and the swapped samples still carry weight there; else the default.
+    With `mixed_units` (see `mixes_units`) nothing but a baseline per strategy is recommended.
     """
     swapped_N = [sample for sample in samples_N if not sample.on_policy]
     if not swapped_N:
@@ -212,6 +218,12 @@ def recommend(samples_N: Sequence[Sample]) -> Recommendation:
             estimator="importance_sampling",
             baseline=Baseline.STRATUM,
             reason="all samples were drawn under the training context",
+        )
+    if mixed_units:
+        return Recommendation(
+            estimator=DEFAULT_ESTIMATOR,
+            baseline=Baseline.STRATUM,
+            reason="rewards of the strategies are in different units, which no other baseline keeps apart",
         )
     if len(swapped_N) == len(samples_N):
         return _default(swapped_N, "there are no on-policy samples to bound the weights of balance")

@@ -24,6 +24,7 @@ from viva.selfplay.user_code import reward_named, source_digests
 if TYPE_CHECKING:
     from tinker_cookbook.rl.types import EnvGroupBuilder
 
+    from viva.experts.estimation import Estimator
     from viva.judging.comparison import Judge
     from viva.recipes.common import OpenRun
     from viva.recipes.plan import BatchUnit, Plan
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
     from viva.training.batch import ExpertConfig
     from viva.training.data import BuilderFactory, PromptItem
     from viva.training.loop import Training
+
+
+_UNSWAPPED = ("iid", "best_of")
+"""Strategies that sample behind the context they are trained in."""
 
 
 def _strategies(given: object) -> object:
@@ -137,6 +142,7 @@ class Config(AskedConfig):
 
     def experts(self) -> ExpertConfig:
         """Settings of the estimator; `ValueError` if its options and the baseline do not go together."""
+        from viva.experts.diagnostics import mixes_units
         from viva.training.batch import ExpertConfig
 
         return ExpertConfig(
@@ -145,6 +151,7 @@ class Config(AskedConfig):
             baseline=self.baseline,
             min_effective_share=self.min_effective_share,
             on_waste=self.on_waste,
+            mixed_units=mixes_units(self.strategies, self.conversation_reward),
         )
 
     def group_reward(self) -> SolutionReward | None:
@@ -354,6 +361,10 @@ def _check_estimator(config: Config, strategies: Sequence[str]) -> None:
         raise ValueError(
             f"{config.estimator} weighs the strategies by their numbers of samples; leave out weights"
         )
+    if experts.mixed_units:
+        _check_units(config, estimator)
+    if estimator.anchors_at_sampling:
+        _check_clip(config, strategies)
     if isinstance(estimator, Distill) and not {IID, estimator.teacher} <= set(strategies):
         raise ValueError(
             f"distill needs the strategies iid and {estimator.teacher} (its teacher); got {', '.join(strategies)}"
@@ -368,6 +379,33 @@ def _check_estimator(config: Config, strategies: Sequence[str]) -> None:
         raise ValueError(
             f"{config.estimator} needs one training context for all strategies; use train_behind=problem"
         )
+
+
+def _check_clip(config: Config, strategies: Sequence[str]) -> None:
+    """Refuse a clip on the whole ratio: it drops what should be unlearnt and keeps what should be imitated."""
+    swapped = [name for name in strategies if name not in _UNSWAPPED]
+    if swapped and config.loss_fn in ("ppo", "cispo"):
+        raise ValueError(
+            f"loss_fn={config.loss_fn} with {config.estimator} would clip how far the training context of "
+            f"{', '.join(swapped)} is from the sampling context, not how stale the samples are; use "
+            "loss_fn=importance_sampling, or another estimator, such as shaped"
+        )
+
+
+def _check_units(config: Config, estimator: Estimator) -> None:
+    """Refuse a mean over rewards of conversations and of other strategies, which are in different units."""
+    from viva.experts.estimation import Baseline, choose_baseline
+
+    baseline = choose_baseline(estimator, config.baseline)
+    if baseline in (Baseline.STRATUM, Baseline.NONE):
+        return
+    has_stratum = Baseline.STRATUM in estimator.baselines
+    fix = "baseline=stratum" if has_stratum else "estimator=shaped with baseline=stratum"
+    raise ValueError(
+        f"conversation_reward={config.conversation_reward} pays conversations in another unit than the other "
+        f"strategies are paid in, and the baseline {baseline} of {config.estimator} is one mean over all samples of a "
+        f"problem; use {fix}, or conversation_reward=verifier"
+    )
 
 
 def _check_answers(plan: Plan) -> None:

@@ -73,6 +73,8 @@ class ExpertConfig:
     sampled at, to check the sampler against the trainer."""
     max_self_check: float = 0.1
     """Largest mean difference, in nats per token, that passes this check."""
+    mixed_units: bool = False
+    """Whether rewards of different strategies must not be compared; advice keeps to that."""
 
     def __post_init__(self) -> None:
         choose_baseline(self.make(), self.baseline)
@@ -304,7 +306,7 @@ def _warnings(samples_N: Sequence[Sample], diagnostics: Diagnostics, config: Exp
     texts = check_diagnostics(
         diagnostics,
         estimator=config.estimator,
-        recommendation=recommend(samples_N),
+        recommendation=recommend(samples_N, mixed_units=config.mixed_units),
         minimum=config.min_effective_share,
     )
     if texts and config.on_waste == "stop":

@@ -11,7 +11,14 @@ from pathlib import Path
 import chz
 
 from viva.conversation.messages import counted, text_table
-from viva.experts.diagnostics import Diagnostics, Recommendation, check_diagnostics, diagnose, recommend
+from viva.experts.diagnostics import (
+    Diagnostics,
+    Recommendation,
+    check_diagnostics,
+    diagnose,
+    mixes_units,
+    recommend,
+)
 from viva.experts.estimation import Baseline, Estimator, choose_baseline, estimate
 from viva.experts.estimators import ESTIMATORS, Distill, SequenceIS, make_estimator
 from viva.experts.samples import Sample, stored_sample
@@ -75,7 +82,8 @@ def estimate_run(run_dir: str | Path, options: EstimateOptions) -> Estimation:
     batches = _batches(Path(run_dir), options, torn)
     config = read_config(Path(run_dir))
     samples_N = [sample for batch in batches.values() for sample in batch]
-    recommendation = recommend(samples_N)
+    mixed = mixes_units(config.get("strategies", ()), config.get("conversation_reward", "verifier"))
+    recommendation = recommend(samples_N, mixed_units=mixed)
     figures: list[EstimatorFigures] = []
     refused: dict[str, str] = {}
     for name in names:
