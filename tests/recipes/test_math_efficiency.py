@@ -148,8 +148,8 @@ def problems(tmp_path_factory):
         ),
         ({"estimator": "balance", "temperature": 0.7}, "use temperature=1|Use temperature=1"),
         (
-            {"estimator": "distill", "estimator_options": {"teacher": "feedback"}},
-            "distill needs the strategies iid and feedback",
+            {"estimator": "distill", "estimator_options": {"teacher": "hint"}},
+            "distill needs the strategies iid and hint",
         ),
         ({"group_size": 0}, "group_size must be 1 or more"),
         ({"token_budget": 0}, "token_budget must be 1 or more"),

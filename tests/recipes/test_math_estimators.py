@@ -50,3 +50,12 @@ def test_the_context_gap_is_never_clipped(plan, loss_fn):
         plan(**clips)
     plan(**clips, strategies=["iid", "best_of"])
     plan(loss_fn=loss_fn)
+
+
+@pytest.mark.parametrize("teacher", ["iid", "best_of", "feedback", "conversation"])
+def test_a_teacher_is_one_context_for_a_whole_problem(plan, teacher):
+    strategies = list(dict.fromkeys(["iid", "prompt_augmentation", teacher]))
+    taught = {"estimator": "distill", "strategies": strategies}
+    with pytest.raises(ValueError, match=f"{teacher} cannot be the teacher; .* such as prompt_augmentation"):
+        plan(**taught, estimator_options={"teacher": teacher})
+    plan(**taught, estimator_options={"teacher": "prompt_augmentation"})

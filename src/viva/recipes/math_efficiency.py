@@ -351,7 +351,6 @@ def _check_mixture(config: Config, strategies: Sequence[str]) -> None:
 def _check_estimator(config: Config, strategies: Sequence[str]) -> None:
     from viva.experts.estimation import Need
     from viva.experts.estimators import Distill
-    from viva.experts.strategy import IID
     from viva.training.update import trained_temperature
 
     experts = config.experts()
@@ -365,10 +364,8 @@ def _check_estimator(config: Config, strategies: Sequence[str]) -> None:
         _check_units(config, estimator)
     if estimator.anchors_at_sampling:
         _check_clip(config, strategies)
-    if isinstance(estimator, Distill) and not {IID, estimator.teacher} <= set(strategies):
-        raise ValueError(
-            f"distill needs the strategies iid and {estimator.teacher} (its teacher); got {', '.join(strategies)}"
-        )
+    if isinstance(estimator, Distill):
+        _check_teacher(estimator.teacher, strategies)
     if Need.CONTEXT_LOGPROBS not in estimator.needs:
         return
     if config.assignment == "split":
@@ -389,6 +386,20 @@ def _check_clip(config: Config, strategies: Sequence[str]) -> None:
             f"loss_fn={config.loss_fn} with {config.estimator} would clip how far the training context of "
             f"{', '.join(swapped)} is from the sampling context, not how stale the samples are; use "
             "loss_fn=importance_sampling, or another estimator, such as shaped"
+        )
+
+
+def _check_teacher(teacher: str, strategies: Sequence[str]) -> None:
+    from viva.experts.strategy import IID
+
+    if teacher in (*_UNSWAPPED, "feedback", "conversation"):
+        raise ValueError(
+            f"distill: {teacher} cannot be the teacher; a teacher is one context for a whole problem, other than the "
+            "problem alone, such as prompt_augmentation"
+        )
+    if not {IID, teacher} <= set(strategies):
+        raise ValueError(
+            f"distill needs the strategies iid and {teacher} (its teacher); got {', '.join(strategies)}"
         )
 
 
