@@ -172,6 +172,8 @@ def test_positives_are_finished_successes():
         hinted([0.1], reward=1.0, finished=False),
     ]
     assert [e.advantages_T.tolist() for e in estimate(samples, make("positives"))] == [[1], [1], [0], [0]]
+    kept, left = (replace(samples[0], advantages_T=np.full(1, own)) for own in (1.0, 0.0))
+    assert [e.advantages_T.tolist() for e in estimate([kept, left], make("positives"))] == [[1], [0]]
     strict = estimate(samples, make("positives", threshold=0.5))
     assert [e.advantages_T.tolist() for e in strict] == [[1], [0], [0], [0]]
 

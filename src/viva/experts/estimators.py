@@ -168,9 +168,12 @@ class Positives(Estimator):
     baselines: ClassVar[tuple[Baseline, ...]] = (Baseline.NONE,)
 
     def own_advantages(self, samples_N: Sequence[Sample]) -> list[FloatArray]:
-        """One or zero."""
+        """One or zero; zero, too, where a sample brings an advantage of its own that is not positive."""
         return [
-            constant_weights(sample, float(sample.finished and sample.reward > self.threshold))
+            (
+                constant_weights(sample, float(sample.finished and sample.reward > self.threshold))
+                * (1.0 if sample.advantages_T is None else sample.advantages_T > 0)
+            )
             for sample in samples_N
         ]
 
