@@ -421,6 +421,28 @@ def test_math_efficiency_is_counted_exactly(measured, estimator, more) -> None:
         agrees_on_training(found, config, groups=2)
 
 
+def test_the_policys_own_feedback_is_counted_exactly(measured) -> None:
+    config = MathConfig(
+        strategies=["iid", "feedback"],
+        feedback="generated",
+        group_size=4,
+        batch_size=16,
+        max_training_datapoints=16,
+        hf_answer_column=None,
+        max_tokens=64,
+    )
+
+    def script(prompt: str, call: int) -> str:
+        critic = "Criticise other solutions" in prompt
+        return f"{call:03d}"[::-1].ljust(11, "c") if critic else solve(prompt, call)
+
+    found = measured(config, script)
+    counts = recipe_cost(config, EXACT).counts
+    assert (found["replies"], found["rollout/sampled_tokens"]) == (counts.num_calls, counts.sampled)
+    assert found["rollout/prompt_tokens"] == counts.prompts.rows.tokens
+    assert found["rollout/total_tokens"] == counts.total
+
+
 # closed forms
 
 

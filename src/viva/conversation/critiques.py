@@ -49,6 +49,15 @@ def critique_messages(question: str, blocks: Sequence[str], closing: str) -> lis
     return [{"role": "system", "content": CRITIQUE_SYSTEM_PROMPT}, {"role": "user", "content": prompt}]
 
 
+LONE_CRITIC = View(agent_id=-1, num_agents=1, round_index=0, aliases=(0,), persona=CRITIQUE_PERSONAS[2])
+"""The view of a critic who did not write the one solution."""
+
+
+def attempt_messages(question: str, attempt: str) -> list[Message]:
+    """The messages in which `LONE_CRITIC` is asked about an attempt."""
+    return critique_messages(question, [shown("Solution A", attempt)], critique_instruction(LONE_CRITIC))
+
+
 def proposal_instruction(view: View) -> str:
     """Round 0: propose."""
     return f"{introduction(view.persona)} Write your full solution."

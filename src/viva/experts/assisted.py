@@ -32,14 +32,7 @@ from tinker_cookbook.rl.types import (
     TrajectoryGroup,
 )
 
-from viva.conversation.critiques import (
-    CRITIQUE_PERSONAS,
-    critique_instruction,
-    critique_messages,
-    read_critiques,
-    shown,
-)
-from viva.conversation.protocol import View
+from viva.conversation.critiques import LONE_CRITIC, attempt_messages, read_critiques
 from viva.conversation.records import Conversation, CritiqueReply, ReplyStatus, Solution, Turn
 from viva.conversation.rendering import build_prompt, read_reply
 from viva.experts.strategy import Completion, weighted_turns
@@ -48,9 +41,6 @@ from viva.judging.records import ConversationRecord
 
 RIGHT_FEEDBACK = "Your answer is right."
 WRONG_FEEDBACK = "Your answer is wrong. Try again."
-
-_CRITIC = View(agent_id=-1, num_agents=1, round_index=0, aliases=(0,), persona=CRITIQUE_PERSONAS[2])
-"""The view of a critic who did not write the one solution."""
 
 
 def leak(text: str, phrases: Sequence[str]) -> dict[str, float]:
@@ -270,7 +260,6 @@ class GeneratedFeedback:
     async def __call__(self, question: str, attempt: str, *, is_right: bool, place: int) -> str:
         """The critique, without the header that names its target. Errors of the engine pass through."""
         del is_right
-        messages = critique_messages(question, [shown("Solution A", attempt)], critique_instruction(_CRITIC))
         params = tinker.SamplingParams(
             max_tokens=self.max_tokens,
             temperature=self.temperature,
@@ -278,9 +267,10 @@ class GeneratedFeedback:
             stop=self.renderer.get_stop_sequences(),
         )
         async with asyncio.timeout(self.policy.timeout_s):
-            response = await sample(self.policy.current(), build_prompt(self.renderer, messages), params)
+            prompt = build_prompt(self.renderer, attempt_messages(question, attempt))
+            response = await sample(self.policy.current(), prompt, params, role="policy")
         text, _ = read_reply(self.renderer, list(response.sequences[0].tokens))
-        reading = read_critiques(text, _CRITIC).response
+        reading = read_critiques(text, LONE_CRITIC).response
         critiques = reading.critiques if isinstance(reading, CritiqueReply) else ()
         return critiques[0].text if critiques else text
 

@@ -11,6 +11,7 @@ from typing import Literal
 import chz
 
 from viva.conversation.coordinator import view_of
+from viva.conversation.critiques import attempt_messages
 from viva.conversation.protocol import Protocol, View
 from viva.conversation.records import Solution, Turn
 from viva.conversation.roles import Roles
@@ -276,7 +277,12 @@ def _of_feedback(
             own = replace(trained, context=prompts.blocks(messages))
         prompt = prompts.blocks([*messages, ("user", said)])
         calls.append(Call(prompt=trained.context, reply=trained.tokens))
-        calls.append(Call(prompt=prompt, reply=trained.tokens, wave=1, trained=own))
+        if not strategy.said:
+            asked = [(each["role"], str(each["content"])) for each in attempt_messages(question, attempt)]
+            calls.append(
+                Call(prompt=prompts.blocks(asked), reply=lengths.remark_tokens + _STOP_TOKENS, wave=1)
+            )
+        calls.append(Call(prompt=prompt, reply=trained.tokens, wave=1 if strategy.said else 2, trained=own))
     return calls
 
 
