@@ -48,6 +48,7 @@ def config(**options):
             {"reward_weights": {"r_dig": 1.0}},
             "weights must give .* each of r_sol, r_meta, r_diag; .*; unknown: 'r_dig'. Did you mean 'r_diag'",
         ),
+        ({"reward_weights": {"r_sol": 0.0}}, "leave no stream a weight above 0"),
         ({"reward_weights": {"banana": 1.0}}, "unknown: 'banana'"),
         ({"reward_weights": {"r_sol": float("nan")}}, "weights must give a finite number"),
         ({"batch_size": 6}, "batch_size must be divisible by num_agents"),

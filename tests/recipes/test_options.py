@@ -208,6 +208,12 @@ def test_the_default_prompt_of_the_judge_is_kept_with_the_run():
     assert config().make_plan().record["judge_prompt"] == comparison.JUDGE_SYSTEM_PROMPT
 
 
+def test_an_edited_default_prompt_of_the_judge_is_told_and_kept(monkeypatch):
+    monkeypatch.setattr(comparison, "JUDGE_SYSTEM_PROMPT", "Prefer the shorter.")
+    assert config().game().reward.judge.system_prompt == "Prefer the shorter."
+    assert config().make_plan().record["judge_prompt"] == "Prefer the shorter."
+
+
 def test_a_missing_learning_rate_is_told_before_a_model_is_loaded(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr("viva.training.service._fetched_config", lambda name: None)
     monkeypatch.setattr(

@@ -18,7 +18,7 @@ import math
 import re
 from collections.abc import Awaitable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Protocol, cast
@@ -30,8 +30,8 @@ from viva.conversation.coordinator import gather_or_cancel
 from viva.conversation.messages import did_you_mean
 from viva.conversation.rendering import build_prompt, read_reply
 from viva.conversation.replies import FoundObject, ObjectScanner, fenced_objects, whole_object
+from viva.judging import comparison
 from viva.judging.comparison import (
-    JUDGE_SYSTEM_PROMPT,
     LABELS,
     VERDICT_PREFIX,
     Comparison,
@@ -147,7 +147,7 @@ class JudgeOptions:
     """A model behind an endpoint, in the policy's place; many of them write verdicts alone."""
     mode: JudgeMode = "logprob"
     """``logprob`` or ``verdict``, see the module."""
-    system_prompt: str = JUDGE_SYSTEM_PROMPT
+    system_prompt: str = field(default_factory=lambda: comparison.JUDGE_SYSTEM_PROMPT)
     max_tokens: int = 256
     """Longest reply in ``verdict`` mode, and longest answer of its own."""
     answers_first: bool = False
@@ -170,14 +170,10 @@ class JudgeOptions:
                 f"{self.every} and {self.decay}"
             )
         belongs = {"every": self.policy == "every", "decay": self.policy == "ema", "checkpoint": self.model}
-        for field in fields(self):
-            if (
-                field.name in belongs
-                and not belongs[field.name]
-                and getattr(self, field.name) != field.default
-            ):
+        for each in fields(self):
+            if each.name in belongs and not belongs[each.name] and getattr(self, each.name) != each.default:
                 raise ValueError(
-                    f"{field.name}={getattr(self, field.name)} would change nothing: the judge's policy is "
+                    f"{each.name}={getattr(self, each.name)} would change nothing: the judge's policy is "
                     f"{self.policy}; leave out one or the other"
                 )
         if self.mode not in ("logprob", "verdict"):

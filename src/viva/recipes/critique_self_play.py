@@ -73,6 +73,11 @@ class Config(ConversationConfig):
 
         rules = review_rules(self.preset)
         weights = {**rules.weights, **(self.reward_weights or {})}
+        if self.reward_weights and max(weights.values()) <= 0:
+            raise ValueError(
+                f"reward_weights leave no stream a weight above 0, so nothing would be learnt; got {weights} with "
+                f"preset={self.preset}. Give r_sol, r_meta or r_diag one"
+            )
         floor = rules.solution_floor if self.solution_floor is None else self.solution_floor
         return replace(rules, weights=weights, prior_precision=self.prior_precision, solution_floor=floor)
 

@@ -9,7 +9,8 @@ from tinker_cookbook.renderers.base import Renderer
 
 from viva.conversation.rendering import load_renderer
 from viva.hub import split_revision
-from viva.judging.comparison import JUDGE_SYSTEM_PROMPT, Judge
+from viva.judging import comparison
+from viva.judging.comparison import Judge
 from viva.judging.endpoint import ChatEndpoint
 from viva.judging.endpoint_judge import EndpointJudge
 from viva.judging.judge import (
@@ -47,7 +48,7 @@ def with_checked_judge(plan: Plan, reward: Reward | None, text: str | None) -> P
     if reward is None or (options := reward.judge) is None:
         return plan
     # a file may change, and a default, too; a reward of the user's own has its text in its code
-    if reward.judge_task == "compare" and options.system_prompt in (text, JUDGE_SYSTEM_PROMPT):
+    if reward.judge_task == "compare" and options.system_prompt in (text, comparison.JUDGE_SYSTEM_PROMPT):
         plan = replace(plan, record={**plan.record, "judge_prompt": options.system_prompt})
     if options.policy == "ema" and plan.engine.engine == "remote":
         raise ValueError(
@@ -163,7 +164,8 @@ async def initial_judge(
 
     `text` is what the options tell judges.
     """
-    options = JudgeOptions(policy="initial", system_prompt=JUDGE_SYSTEM_PROMPT if text is None else text)
+    told = {} if text is None else {"system_prompt": text}
+    options = JudgeOptions(policy="initial", **told)
     policy, followers = await policy_of(options, plan, opened, "initial_judge")
     return options.make(policy, opened.renderer), followers
 
