@@ -202,9 +202,7 @@ class _Guarded(Renderer):
         text, ended = _before_stop(self, response)
         if not ended:
             return Message(role="assistant", content=text), ParseTermination.MALFORMED
-        if _THINK_CLOSE in text:
-            text = _without_leading_thoughts(self, text)
-        return Message(role="assistant", content=text), ParseTermination.STOP_SEQUENCE
+        return Message(role="assistant", content=_finished(self, text)), ParseTermination.STOP_SEQUENCE
 
 
 @cache
@@ -340,6 +338,11 @@ def _before_stop(renderer: Renderer, tokens: list[int]) -> tuple[str, bool]:
     return text, end == len(tokens) - 1
 
 
+def _finished(renderer: Renderer, text: str) -> str:
+    """The text of a reply that the model ended, without thinking; thinking that is never closed is what it says."""
+    return _without_leading_thoughts(renderer, text) if _THINK_CLOSE in text else text
+
+
 def _without_leading_thoughts(renderer: Renderer, text: str) -> str:
     """The text behind the thinking that a reply begins with; empty if the thinking itself was cut."""
     start = 0
@@ -418,8 +421,11 @@ class ChatTemplateRenderer(Renderer):
         )
 
     def parse_response(self, response: list[int]) -> tuple[Message, ParseTermination]:
-        """Text of a reply; a clean end is the token that ends a turn."""
-        return parse_response_for_stop_token(response, self.tokenizer, self._stop)
+        """Text of a reply; a clean end is the token that ends a turn, after which thinking is left out."""
+        message, termination = parse_response_for_stop_token(response, self.tokenizer, self._stop)
+        if termination.is_clean:
+            message["content"] = _finished(self, get_text_content(message))
+        return message, termination
 
     def _apply(self, messages: Sequence[Message], *, is_prompt: bool) -> str:
         from jinja2.exceptions import TemplateError
