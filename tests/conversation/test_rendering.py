@@ -377,6 +377,7 @@ def test_role_colon_replies_end_at_the_next_turn_or_the_end_token() -> None:
     end = guarded(renderer).convert_tokens_to_ids("<|end|>")
     assert read_reply(renderer, tokens_of(renderer, " 42\n\nUser:")) == ("42", True)
     assert read_reply(renderer, [*tokens_of(renderer, " 42"), end]) == ("42", True)
+    assert read_reply(renderer, [*tokens_of(renderer, "<tool_call>"), end]) == ("<tool_call>", True)
     assert read_reply(renderer, tokens_of(renderer, " 42 and")) == ("42 and", False)
 
 

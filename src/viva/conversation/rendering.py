@@ -328,7 +328,9 @@ def _is_plain(text: str) -> bool:
 
 def _before_stop(renderer: Renderer, tokens: list[int]) -> tuple[str, bool]:
     """Text before the first stop, and whether that is the reply's end."""
-    stops = renderer.get_stop_sequences()
+    stops: list[str | int] = [*renderer.get_stop_sequences()]
+    if isinstance(renderer, RoleColonRenderer):  # replies end at the end of text, too
+        stops.append(cast(Any, renderer.tokenizer).eos_token_id)
     end = next((place for place, token in enumerate(tokens) if token in stops), len(tokens))
     text = str(cast(Any, renderer.tokenizer).decode(tokens[:end]))
     cuts = [(place, stop) for stop in stops if isinstance(stop, str) and (place := text.find(stop)) >= 0]
