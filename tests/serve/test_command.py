@@ -20,7 +20,11 @@ def test_a_run_is_served_in_its_own_chat_format_if_none_is_given(
     options = {"recipe": "critique_self_play", "model_name": "tiny", "renderer_name": "role_colon"}
     prepare_run_folder(tmp_path, behavior="raise", config=options).open()
     served: list[Any] = []
-    monkeypatch.setattr(app, "serve", lambda _, policies, **__: served.extend(policies.values()))
+
+    def serve(_: Any, policies: dict[str, Any], **__: Any) -> None:
+        served.extend(policies.values())
+
+    monkeypatch.setattr(app, "serve", serve)
     serve_model(
         str(tmp_path),
         ServeOptions(port=0, checkpoint="base", renderer_name=given, device="cpu"),
