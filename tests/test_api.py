@@ -66,6 +66,16 @@ def test_a_protocol_is_trained_from_python(finished: viva.Run) -> None:
     assert viva.load_run(finished.path).config == finished.config
 
 
+def test_a_run_is_read_from_wherever_the_process_goes(
+    finished: viva.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(finished.path.parent)
+    run = viva.load_run("run")
+    monkeypatch.chdir(tmp_path)
+    assert len(run.metrics) == 2
+    assert len(run.conversations) == 4
+
+
 def test_options_come_from_a_file_or_by_name_and_those_given_win(finished: viva.Run, tmp_path: Path) -> None:
     again = viva.train(
         talk(reward=viva.rewards.tournament(max_off_set_mass=1.0)),
