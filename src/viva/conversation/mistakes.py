@@ -59,6 +59,11 @@ def _round_values(round_: Round) -> Iterator[str]:
 def _segment_values(segment: Segment, where: str) -> Iterator[str]:
     if not segment.name:
         yield f"{where} has a segment without a name: name it"
+    if not (isinstance(segment.instruction, str) or callable(segment.instruction)):
+        yield (
+            f"{where}, segment {segment.name!r}: instruction must be a text, or a function of the View that makes "
+            f"one; got {segment.instruction!r}"
+        )
     if segment.on_invalid not in ("keep", "fail"):
         yield (
             f"{where}, segment {segment.name!r}: on_invalid must be 'keep' or 'fail'; got {segment.on_invalid!r}"
