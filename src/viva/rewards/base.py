@@ -408,7 +408,7 @@ class FunctionReward(Reward):
             found = self.function(conversation)
             return await found if inspect.isawaitable(found) else found
         except Exception as error:
-            error.add_note(f"in the reward {self.name!r}{_place_of(error)}")
+            error.add_note(f"in the reward {self.name!r}{place_of(error)}")
             raise
 
     def _checked(self, found: object, conversation: Conversation, segments: Set[str]) -> Pay:
@@ -438,8 +438,8 @@ def _by_agent(
     }
 
 
-def _place_of(error: BaseException) -> str:
-    """The innermost place in the function's own file; nothing where the call itself failed."""
+def place_of(error: BaseException) -> str:
+    """The innermost place in the file of a user's function that was called; nothing where the call itself failed."""
     frames = traceback.extract_tb(error.__traceback__)[1:]
     own = [each for each in frames if each.filename == frames[0].filename]
     return f", {Path(own[-1].filename).name} line {own[-1].lineno}" if own else ""
