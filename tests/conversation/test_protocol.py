@@ -170,6 +170,7 @@ def sees(name: str, whose: Any = "all") -> tuple[Sight]:
     [
         (replace(GOOD, rounds=()), "it has no round: add at least one"),
         (replace(GOOD, on_failure="retry"), "on_failure must be 'void' or 'continue'; got 'retry'"),
+        (replace(GOOD, rounds=(Round("first", replace(IDEA, stream=None)),)), "no segment has a stream"),
         (replace(GOOD, min_agents=0), "min_agents must be at least 1; got 0"),
         (replace(GOOD, personas={1: "x"}), "personas must have the ids 0, 1, 2"),
         (replace(GOOD, rounds=(FIRST, FIRST)), "round 'first' stands twice: give it another name"),

@@ -28,6 +28,8 @@ def mistakes_of(protocol: Protocol) -> list[str]:
 def _protocol_values(protocol: Protocol) -> Iterator[str]:
     if not protocol.rounds:
         yield "it has no round: add at least one"
+    if any(round_.segments for round_ in protocol.rounds) and not protocol.streams:
+        yield "no segment has a stream, so that nothing would earn or be trained: give one a stream"
     if protocol.on_failure not in ("void", "continue"):
         yield f"on_failure must be 'void' or 'continue'; got {protocol.on_failure!r}"
     if protocol.min_agents < 1:
