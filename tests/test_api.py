@@ -15,6 +15,7 @@ import pytest
 
 import reference
 import viva
+import viva.cli
 from viva import Protocol, Round, Segment
 from viva.recipes.config import RecipeConfig, read_options
 from viva.recipes.programs import train_recipe
@@ -64,6 +65,31 @@ def test_a_protocol_is_trained_from_python(finished: viva.Run) -> None:
     assert finished.config["recipe"] == "protocol"
     assert len(finished.conversations) == 4
     assert viva.load_run(finished.path).config == finished.config
+
+
+def test_a_run_is_read_from_wherever_the_process_goes(
+    finished: viva.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(finished.path.parent)
+    run = viva.load_run("run")
+    monkeypatch.chdir(tmp_path)
+    assert len(run.metrics) == 2
+    assert len(run.conversations) == 4
+
+
+def test_a_grader_that_fails_is_one_sentence_in_training_and_evaluation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("own.py").write_text("def fails(reply, known):\n    return open('nowhere')\n", encoding="utf-8")
+    asked = [{"query": "What is 3 + 4?", "answer": 7}]
+    told = "FileNotFoundError: .*, in the grader 'own.py:fails', own.py line 2; mend it"
+    options = QUICK | {"eval_every": 1, "reward": lambda talk: {0: 1.0, 1: 0.0}, "grader": "own.py:fails"}
+    with pytest.raises(viva.FailedRunError, match=rf"{told}\. Nothing was saved yet"):
+        viva.train(talk(), prompts=["1 + 1?"], test=asked, steps=1, log_path="run", **options)
+    Path("asked.jsonl").write_text(json.dumps(asked[0]), encoding="utf-8")
+    assert viva.cli.main(["eval", "tiny", "test_prompts_path=asked.jsonl", "grader=own.py:fails"]) == 2
+    assert re.search(f"viva: error: {told}", capsys.readouterr().err)
 
 
 def test_options_come_from_a_file_or_by_name_and_those_given_win(finished: viva.Run, tmp_path: Path) -> None:

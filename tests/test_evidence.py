@@ -628,6 +628,10 @@ def test_the_turns_of_a_curve_are_its_best_three_steps_and_the_first_three_below
     *best, fallen = turns_of([0.2, 0.8, 0.8, 0.8, None, 0.5, 0.5, 0.5])  # a step without a figure
     assert best == pytest.approx([0.6, 0.8, 4])
     assert fallen is None
+    # in a run of many small steps three of them are a matter of luck
+    *best, fallen = turns_of([0.2] * 4 + ([0.9] + [0.1] * 3) * 29)
+    assert best == pytest.approx([0.2, 0.375, 5])
+    assert fallen is None
 
 
 def test_test_conversations_have_a_row_an_arm_and_one_an_untrained_kind():
@@ -763,7 +767,7 @@ def test_p_by_holm_stands_beside_every_contrast_that_it_does_not_bear_out():
     # a claim whose p is left out, and one with another p, are found
     silent = re.sub(r"; p (by Holm )?0\.\d+", "", front + prose)
     assert len(untrue_p_values(silent, tables)) > 10
-    assert untrue_p_values(front.replace("; p 0.56", "; p 0.01"), tables) != []
+    assert untrue_p_values(re.sub(r"; p 0\.\d+", "; p 0.01", front), tables) != []
 
 
 def claims_without_a_row(prose, tables):

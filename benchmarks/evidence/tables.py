@@ -26,7 +26,7 @@ from viva.judging.records import ConversationRecord, Transcript
 FIGURES = {"greedy": "temperature 0", "sampled": "temperature 1", "majority": "majority of 8"}
 Cell = Mapping[str, object]
 _TURNS = (
-    "from the first three steps to the best three, by seed",
+    "from the first thirtieth of the steps to the best, by seed",
     "half of the best is lost at step",
 )
 _FOLLOWED = {
@@ -390,15 +390,16 @@ def long_table(cells: Sequence[Cell], texts: Mapping[str, str]) -> str:
 
 
 def turns_of(curve: Sequence[float | None]) -> tuple[float, float, int, int | None]:
-    """Turns of a curve, in means of three steps in a row, which are named by the last.
+    """Turns of a curve, in means of a thirtieth of its steps in a row, of three at least, named by the last.
 
     Returns:
         The first mean; the best; its step; and the first step below half of the best one before, ``None`` without one.
     """
-    means = np.convolve(np.array(curve, dtype=float), np.ones(3) / 3, mode="valid")
+    width = max(3, len(curve) // 30)
+    means = np.convolve(np.array(curve, dtype=float), np.ones(width) / width, mode="valid")
     fallen = np.flatnonzero(means < np.fmax.accumulate(means) / 2)
     best = int(np.nanargmax(means))
-    return float(means[0]), float(means[best]), best + 3, int(fallen[0]) + 3 if fallen.size else None
+    return float(means[0]), float(means[best]), best + width, int(fallen[0]) + width if fallen.size else None
 
 
 def _curve(cell: Cell, metrics: Sequence[str]) -> Sequence[float | None]:

@@ -59,7 +59,16 @@ class Row:
 
 
 F32, BF16 = {"precision": "float32"}, {"precision": "bfloat16"}
-OURS, OURS_BF16 = "viva, float32", "viva, bfloat16"
+OURS, OURS_FAST, OURS_BF16 = "viva, float32", "viva, fast", "viva, bfloat16"
+VLLM, VLLM_BF16 = "vLLM, float32", "vLLM, bfloat16"
+LLAMA, LLAMA_Q8 = "llama.cpp, float16", "llama.cpp, Q8_0"
+_PEER_PAIRS = (
+    (VLLM, OURS),
+    (VLLM_BF16, OURS_BF16),
+    (LLAMA, OURS),
+    (LLAMA, OURS_BF16),
+    (LLAMA_Q8, OURS_BF16),
+)
 TRL, TRL_BF16, SKYRL = "TRL, float32", "TRL, bfloat16", "SkyRL JAX, float32"
 ALONE, BUSY = "alone", "beside a busy process"
 
@@ -140,31 +149,33 @@ def _ragged() -> Row:
 
 
 def _batches(
-    batches: Sequence[tuple[int, int, int, int]], aims: Mapping[str, Mapping[str, float]], work: str
+    batches: Sequence[tuple[int, int, int, int]],
+    aims: Mapping[str, Mapping[str, float]],
+    work: str,
+    pairs: Sequence[tuple[str, str]] = _PEER_PAIRS,
 ) -> Row:
-    """Samples of SmolLM2 right after an update; aims by peer and batch."""
+    """Samples of SmolLM2 right after an update; aims by peer and batch. Sides are those of the pairs."""
 
     def side(script: str, precision: str, environment: str = "engines") -> Side:
         settings = {"work": "batches", "precision": precision, "batches": batches}
         return Side(script=script, settings=settings, environment=environment)
 
-    vllm, vllm_bf16 = "vLLM, float32", "vLLM, bfloat16"
-    llama, llama_q8 = "llama.cpp, float16", "llama.cpp, Q8_0"
     sides = {
         OURS: side("side_viva.py", "float32", "viva"),
+        OURS_FAST: side("side_viva.py", "fast", "viva"),
         OURS_BF16: side("side_viva.py", "bfloat16", "viva"),
-        vllm: side("side_vllm.py", "float32"),
-        vllm_bf16: side("side_vllm.py", "bfloat16"),
-        llama: side("side_llama.py", "float16"),
-        llama_q8: side("side_llama.py", "q8_0"),
+        VLLM: side("side_vllm.py", "float32"),
+        VLLM_BF16: side("side_vllm.py", "bfloat16"),
+        LLAMA: side("side_llama.py", "float16"),
+        LLAMA_Q8: side("side_llama.py", "q8_0"),
     }
-    pairs = ((vllm, OURS), (vllm_bf16, OURS_BF16), (llama, OURS), (llama, OURS_BF16), (llama_q8, OURS_BF16))
+    named = {name for pair in pairs for name in pair}
     titles = [batch_title(distinct, samples) for distinct, samples, *_ in batches]
     return Row(
         work=work,
         unit="ms by token",
         model="smollm2",
-        sides=sides,
+        sides={name: each for name, each in sides.items() if name in named},
         ratios=tuple(
             Ratio(over=over, under=under, name=title, aim=aims.get(f"{over} / {under}", {}).get(title))
             for over, under in pairs
@@ -431,6 +442,12 @@ ROWS: dict[str, Row] = {
             ),
         },
         "samples of 64 tokens behind prompts of 128, right after an update",
+    ),
+    "batches-fast-smollm2": _batches(
+        ((8, 1, 128, 64), (1, 8, 128, 64), (1, 1, 128, 64), (64, 1, 128, 64)),
+        {f"{LLAMA} / {OURS_FAST}": {"1 x 1": 1.0, "64 x 1": 1.5}},
+        "the same, matrices of the copy that samples in bfloat16",
+        ((OURS, OURS_FAST), (LLAMA, OURS_FAST)),
     ),
     "batches-256-smollm2": _batches(
         ((8, 1, 128, 32), (256, 1, 128, 32), (8, 32, 128, 32)),

@@ -82,7 +82,7 @@ class Run:
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path).expanduser()
+        self.path = Path(path).expanduser().absolute()  # the working folder may change
         if not (self.path / "config.json").is_file():
             raise ValueError(f"{self.path} holds no run (there is no config.json); give a run's log_path")
 

@@ -170,6 +170,7 @@ def sees(name: str, whose: Any = "all") -> tuple[Sight]:
     [
         (replace(GOOD, rounds=()), "it has no round: add at least one"),
         (replace(GOOD, on_failure="retry"), "on_failure must be 'void' or 'continue'; got 'retry'"),
+        (replace(GOOD, rounds=(Round("first", replace(IDEA, stream=None)),)), "no segment has a stream"),
         (replace(GOOD, min_agents=0), "min_agents must be at least 1; got 0"),
         (replace(GOOD, personas={1: "x"}), "personas must have the ids 0, 1, 2"),
         (replace(GOOD, rounds=(FIRST, FIRST)), "round 'first' stands twice: give it another name"),
@@ -205,6 +206,10 @@ def sees(name: str, whose: Any = "all") -> tuple[Sight]:
         (
             replace(GOOD, rounds=(FIRST, replace(SECOND, sights=(replace(SEES_IDEA, segments=()),)))),
             "a sight of no segment",
+        ),
+        (
+            replace(GOOD, rounds=(replace(FIRST, segments=(replace(IDEA, instruction=7),)),)),
+            "segment 'idea': instruction must be a text, or a function of the View that makes one; got 7",
         ),
     ],
 )
@@ -263,3 +268,30 @@ def test_a_text_is_a_segment_behind_the_persona_and_a_name_is_a_sight_of_all() -
 def test_a_round_can_be_rebuilt_from_its_fields() -> None:
     assert replace(SECOND, order="sequential").sights == SECOND.sights
     assert replace(SECOND) == SECOND
+
+
+def test_a_lone_value_is_one_of_its_kind() -> None:
+    segment = Segment(name="a", instruction="Answer.")
+    protocol = Protocol(rounds=iter([Round("a", segment), Round("b", "B", Sight(segments="a"))]))
+    protocol.check()
+    assert protocol.rounds == (Round("a", [segment]), Round("b", "B", ["a"]))
+    assert Protocol(rounds=protocol.rounds[0]).rounds == protocol.rounds[:1]
+    assert protocol.prompt("2?", [], view_of(round_index=0)).endswith("You are agent 0, the One. Answer.")
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: Round("a", ["Answer.", "Other."]), "round 'a': segments must be .*; got 'Answer.'"),
+        (
+            lambda: Round("a", None),
+            "round 'a': segments must be one text, one function, or Segments; got None",
+        ),
+        (lambda: Round("a", "x", None), "round 'a': sights must be names of segments, or Sights; got None"),
+        (lambda: Protocol(rounds=["a"]), "protocol 'conversation': rounds must be Rounds; got 'a'"),
+        (lambda: Protocol(rounds=None), "rounds must be Rounds; got None"),
+    ],
+)
+def test_what_is_no_part_of_a_protocol_is_refused_where_it_is_given(make: Any, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        make()

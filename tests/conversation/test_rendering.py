@@ -377,6 +377,7 @@ def test_role_colon_replies_end_at_the_next_turn_or_the_end_token() -> None:
     end = guarded(renderer).convert_tokens_to_ids("<|end|>")
     assert read_reply(renderer, tokens_of(renderer, " 42\n\nUser:")) == ("42", True)
     assert read_reply(renderer, [*tokens_of(renderer, " 42"), end]) == ("42", True)
+    assert read_reply(renderer, [*tokens_of(renderer, "<tool_call>"), end]) == ("<tool_call>", True)
     assert read_reply(renderer, tokens_of(renderer, " 42 and")) == ("42 and", False)
 
 
@@ -421,6 +422,21 @@ def test_thoughts_that_the_prompt_opens_stay_out_of_a_reply_that_is_cut() -> Non
         tokens = guarded(renderer).encode(f"I wonder</think>{answer}", add_special_tokens=False)
         assert read_reply(renderer, tokens) == (answer, False)
         assert read_reply(renderer, [*tokens, stop]) == (answer, True)
+
+
+@pytest.mark.parametrize("opening", ["", "<think>\n"])
+def test_a_finished_reply_by_a_template_is_without_its_thinking(opening: str) -> None:
+    """Regression: thinking stayed in replies under a template, and was left out of those that were cut."""
+    tokenizer = tiny_tokenizer("qwen3_instruct", ADDED)
+    tokenizer.chat_template = (
+        "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n" + opening + "{% endif %}"
+    )
+    renderer = load_renderer(tokenizer, model_name="x", renderer_name="chat_template")
+    for begun in ("<think>I wonder", *(["I wonder"] if opening else [])):
+        tokens = guarded(renderer).encode(f"{begun}</think>Four<|im_end|>", add_special_tokens=False)
+        assert read_reply(renderer, tokens) == ("Four", True)
+        assert read_reply(renderer, tokens[:-1]) == ("Four", False)
 
 
 def test_code_of_others_that_asks_the_renderer_itself_is_as_safe() -> None:

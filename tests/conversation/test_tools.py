@@ -177,6 +177,26 @@ def test_a_tool_of_a_users_file_brings_what_it_uses_and_says_if_it_cannot(tmp_pa
         bad.check()
 
 
+@pytest.mark.parametrize("future", ["", "from __future__ import annotations\n"])
+def test_arguments_may_be_of_types_of_the_users_file(tmp_path: Path, future: str):
+    """Regression: they were sent by name to a process that cannot import the file, which ended at every call."""
+    path = tmp_path / "own.py"
+    path.write_text(
+        f"{future}import dataclasses\nimport enum\nimport pydantic\nfrom viva.conversation.tools import Tool\n"
+        "class Op(enum.Enum):\n    ADD = 'add'\n    TAKE = 'take'\n"
+        "@dataclasses.dataclass\nclass Point:\n    x: float\n"
+        "class Model(pydantic.BaseModel):\n    x: float\n"
+        "def calc(op: Op, p: Point, m: Model):\n    'Calculates.'\n"
+        "    return p.x + m.x if op is Op.ADD else p.x - m.x\n"
+        "TOOL = Tool(function=calc)\n"
+    )
+    tool = load_target(f"{path}:TOOL")
+    for op, value in (("add", "3.0"), ("take", "-1.0"), ("add", "3.0")):
+        found = call(written("calc", op=op, p={"x": 1}, m={"x": 2}), tool)
+        assert found is not None
+        assert (found.output, found.failure) == (value, None)
+
+
 def test_tools_of_one_name_and_no_call_at_all_are_mistakes():
     protocol = Protocol(rounds=[Round("solve", "Solve.", tools=[calculate, TOOL], max_calls=0)])
     with pytest.raises(ValueError, match=r"two tools 'calculate'[\s\S]*max_calls must be at least 1; got 0"):

@@ -104,6 +104,42 @@ def test_the_kernel_multiplies_in_float32_and_where_it_can_in_bfloat16(
     assert not can_tile(torch.zeros(3, 3, dtype=torch.bfloat16))
 
 
+@pytest.mark.skipif(not can_compile(torch.zeros(1, 1)), reason="there are no kernels")
+@settings(deadline=None)
+@given(
+    rows=st.integers(1, 60),
+    inputs=st.integers(1, 300),
+    outputs=st.integers(1, 150),
+    biased=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_weights_that_are_bfloat16_are_kept_so_and_multiply_float32_to_the_bit(
+    rows: int, inputs: int, outputs: int, biased: bool, seed: int
+) -> None:
+    make = partial(torch.randn, generator=torch.Generator().manual_seed(seed))
+    layer = nn.Linear(inputs, outputs, bias=biased)
+    layer.load_state_dict({name: make(value.shape) for name, value in layer.state_dict().items()})
+    values, others = make(rows, inputs), make(rows, outputs)
+    with torch.inference_mode():
+        exact = layer.weight.detach().clone()
+        layer.weight.copy_(layer.weight.bfloat16().float())
+        wide, narrow = TiledLinear(layer.weight.clone(), layer.bias), join_linears([layer])
+        assert stored_in(wide) == torch.float32
+        assert stored_in(narrow) == torch.bfloat16
+        assert torch.equal(narrow(values), wide(values))
+        assert torch.equal(narrow.added_to(others, values), wide.added_to(others, values))
+        # rounded where that is asked for, and never else
+        layer.weight.copy_(exact)
+        assert torch.equal(join_linears([layer], torch.bfloat16)(values), wide(values))
+        layer.weight[-1, -1] = 1 + 2**-9
+        assert stored_in(join_linears([layer])) == torch.float32
+
+
+def stored_in(product: object) -> torch.dtype:
+    assert isinstance(product, TiledLinear)
+    return product._tiles.dtype
+
+
 LAYOUTS: dict[str, Callable[[Callable[[int, int], torch.Tensor], int, int], torch.Tensor]] = {
     "plain": lambda make, rows, columns: make(rows, columns),
     "transposed": lambda make, rows, columns: make(columns, rows).T,

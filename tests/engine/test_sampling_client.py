@@ -198,8 +198,12 @@ def test_stop_strings_end_a_sample_where_their_last_token_falls(
     pytest.fail("no readable text of three characters in the sample; choose another seed")
 
 
-def test_without_stop_a_sample_ends_at_the_models_end_of_text(client: LocalSamplingClient) -> None:
-    sequences = sample(client, PROMPT, 64, max_tokens=60, stop=None, temperature=2.0)
+@pytest.mark.parametrize("stop", [None, "never", ["never"]])
+def test_without_stop_tokens_a_sample_ends_at_the_models_end_of_text(
+    client: LocalSamplingClient, stop: str | list[str] | None
+) -> None:
+    """Regression: under stop strings, base models ran past the end of text."""
+    sequences = sample(client, PROMPT, 64, max_tokens=60, stop=stop, temperature=2.0)
     ended = [s for s in sequences if s.stop_reason == "stop"]
     assert ended
     assert all(s.tokens[-1] == EOS and EOS not in s.tokens[:-1] for s in ended)

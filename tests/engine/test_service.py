@@ -17,6 +17,8 @@ from tiny_engine import ints, params, plain_logprobs, run, supervised, train, we
 
 from viva.engine import EngineLimits, LocalServiceClient, LocalTrainingClient
 from viva.engine.checkpoint import MANIFEST
+from viva.engine.kernels import can_compile
+from viva.engine.linear import TiledLinear
 from viva.model_files import sealed
 
 TEXTS = [list(b"The answer is 42."), list(b"No, it is 7, because 3 + 4 = 7.")]
@@ -248,7 +250,8 @@ from pathlib import Path
 import torch
 from viva.engine import EngineLimits
 from viva.engine.core import Core
-made = dict(device=torch.device("cpu"), dtype=torch.float32, decode_dtype=torch.float32, seed=0, limits=EngineLimits())
+exact = dict.fromkeys(("dtype", "decode_dtype", "matrix_dtype"), torch.float32)
+made = dict(device=torch.device("cpu"), **exact, seed=0, limits=EngineLimits())
 core = Core(state_dir=Path(sys.argv[1]), one_run=False, **made)
 sys.stdin.readline()
 print(*(core.claim_folder().name for _ in range(40)))
@@ -437,7 +440,31 @@ def test_fast_samples_in_bfloat16_what_is_trained_in_float32(
     assert seen.loss_fn_outputs[0]["logprobs"].data == expected.loss_fn_outputs[0]["logprobs"].data
 
 
+@pytest.mark.skipif(not can_compile(torch.zeros(1, 1)), reason="there are no kernels")
+@pytest.mark.parametrize("shared", [False, True])
+def test_fast_without_instructions_for_bfloat16_rounds_the_matrices_alone(
+    shared: bool, model_dir: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": False}, raising=False)
+    folder = model_dir("qwen3")
+    fast, exact = (
+        make(LocalServiceClient(device="cpu", precision=precision, shared_batch=shared), folder, 4)
+        for precision in ("fast", "float32")
+    )
+    sampler = fast.save_weights_and_get_sampling_client()
+    samplers = sampler, exact.save_weights_and_get_sampling_client()
+    rough, sharp = (np.array(scores(client)[1:]) for client in samplers)
+    assert 1e-5 < np.abs(rough - sharp).mean() < 0.2
+    (copy,) = sampler._core._copies.values()
+    assert {weight.dtype for weight in copy.parameters()} == {torch.float32}
+    kept = [each._tiles.dtype for each in copy.modules() if isinstance(each, TiledLinear)]
+    assert kept
+    assert set(kept) == {torch.bfloat16}
+    assert sampler._core.precision == "float32, sampled with matrices in bfloat16"
+
+
 def test_fast_is_refused_where_it_would_be_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("viva.engine.model.can_compile", lambda _: False)
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": False}, raising=False)
     with pytest.raises(ValueError, match=r"precision='fast' .* cpu device.* precision='float32'"):
         LocalServiceClient(device="cpu", precision="fast")

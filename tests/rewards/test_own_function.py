@@ -32,11 +32,16 @@ RENDERER = tiny_renderer()
 
 
 async def played(
-    reward: Any, answer: str | None = None
+    reward: Any, answer: str | None = None, **argued: Any
 ) -> tuple[GroupOutcome, MultiAgentConversationEnvGroupBuilder]:
     protocol = Protocol(
         rounds=[
-            Round("argue", "Make your point.", ["argue"], "sequential"),
+            Round(
+                "argue",
+                Segment(name="argue", instruction="Make your point.", **argued),
+                ["argue"],
+                "sequential",
+            ),
             Round("final", "Conclude.", ["argue"]),
         ]
     )
@@ -252,3 +257,12 @@ async def test_what_is_no_reward_becomes_no_number(pay: Any, told: str):
     outcome, _ = await played(lambda conversation: pay)
     assert outcome.group is None
     assert re.search(told, str(outcome.void_reason))
+
+
+async def test_a_segment_that_earns_nothing_is_not_paid():
+    outcome, _ = await played(lambda conversation: {"argue": {0: 1.0}, "final": {1: 1.0}}, stream=None)
+    assert "segment 'argue' earns nothing (stream=None): give it a stream, or no pay" in str(
+        outcome.void_reason
+    )
+    paid, _ = await played(lambda conversation: {"final": {0: 1.0, 1: 0.0}}, stream=None)
+    assert paid.void_reason is None

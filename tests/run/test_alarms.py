@@ -155,3 +155,12 @@ def test_a_rule_stops_on_its_alarms_only_and_keeps_the_step_before_the_change() 
     assert rule.crossed(table), "once fired, a run stays ended"
     best = [end for end in range(1, 8) if rule.is_best(table[:end])]
     assert best == [1, 2, 4], "the last step at which the sum was 0 is kept"
+
+
+def test_a_step_that_does_not_count_for_an_alarm_is_not_best_for_that() -> None:
+    """Regression: agents agreed wholly in a step of a collapse, and the other alarm's 0 made it the best one."""
+    rule = StopRule(alarms=["mutual_votes", "answer_votes"])
+    quiet = {"alarm/mutual_votes": 0.0}
+    table = [quiet | {"alarm/answer_votes": share} for share in (0.0, 0.0, 0.6, 0.8)]
+    table += [quiet, {}, quiet | {"alarm/answer_votes": 0.0}, {}]
+    assert [end for end in range(1, 9) if rule.is_best(table[:end])] == [1, 2, 7]

@@ -66,10 +66,22 @@ def test_all_that_viva_wrote_is_deleted(run):
     assert (run / MARK).read_text().count("\n") == 1
 
 
+def test_a_whole_model_with_its_tokenizer_and_a_killed_export_are_deleted(run):
+    tokenizer = ("tokenizer.json", "chat_template.jinja", "tokenizer.model", "merges.txt", "vocab.txt")
+    for place in ("state/weights/000002", "state/client-0/weights/a"):
+        write(run, *(f"{place}/{name}" for name in tokenizer))
+    write(run, "export/.export~ab_d1234/model/original/params.json", "out/.m.gguf~ab_d1234/m.gguf")
+    note_written([run / "export/.export~ab_d1234", run / "out/.m.gguf~ab_d1234"], as_folder=True)
+    assert strangers(run) == []
+    start(run, "delete")
+    assert sorted(path.name for path in run.iterdir()) == [LOCK, "checkpoints.jsonl", "config.json", MARK]
+
+
 @pytest.mark.parametrize(
     ("name", "told"),
     [
         ("notes.txt", "notes.txt"),
+        ("export/.export~ab_d1234/x", "export/.export~ab_d1234"),
         ("model/config.json", "model"),
         ("tensorboard/events.out.tfevents.1", "tensorboard"),
         ("adapter/notes.txt", "adapter/notes.txt"),

@@ -83,6 +83,13 @@ def test_code_that_raises_is_a_problem_with_its_case() -> None:
     assert "agent 1 silent: IndexError: string index out of range" in problems
 
 
+def test_an_instruction_that_is_no_text_is_a_problem() -> None:
+    _, problems = check_protocol(with_segment(debate(), 0, instruction=lambda view: None), 2)
+    told = f"the instruction of segment {debate().rounds[0].segments[0].name!r} must return a text; got None"
+    assert problems
+    assert all(told in each for each in problems)
+
+
 def test_a_reader_that_reads_nothing_is_noted() -> None:
     def reads_nothing(text: str, view: View) -> Reading:
         return Reading(response=Solution(solution=""), status=ReplyStatus.UNSTRUCTURED)

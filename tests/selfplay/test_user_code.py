@@ -3,13 +3,14 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial, wraps
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import viva
 from viva import Protocol, Round
-from viva.selfplay.user_code import load_target, remember, source_digest
+from viva.selfplay.user_code import GraderError, find_check, load_target, remember, source_digest
 
 
 def debate(text: str, reward: Any = "tournament") -> Protocol:
@@ -135,6 +136,30 @@ def test_a_reward_and_a_grader_may_both_be_lambdas(tmp_path: Any) -> None:
         log_path=tmp_path / "run",
     )
     assert run.conversations[-1].rewards == {0: 0.0, 1: 1.0}
+
+
+def missing_file(reply: str, answer: str) -> bool:
+    return bool(Path("/nowhere/at all").read_text())
+
+
+@pytest.mark.parametrize(
+    ("grader", "told"),
+    [
+        (
+            missing_file,
+            r"FileNotFoundError: .*, in the grader '.*missing_file', test_user_code.py line \d+; mend it",
+        ),
+        (lambda reply, answer: 1, "must return True or False; got 1"),
+    ],
+)
+def test_a_grader_that_fails_is_told_by_name_and_place(grader: Any, told: str) -> None:
+    with pytest.raises(GraderError, match=told):
+        find_check(remember(grader)).is_right("7", "7")
+
+
+def test_a_grader_that_does_not_take_reply_and_answer_is_refused_at_once() -> None:
+    with pytest.raises(ValueError, match=r"must take a reply and the known answer: too many positional"):
+        find_check(remember(lambda reply: True))
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,8 @@ def mistakes_of(protocol: Protocol) -> list[str]:
 def _protocol_values(protocol: Protocol) -> Iterator[str]:
     if not protocol.rounds:
         yield "it has no round: add at least one"
+    if any(round_.segments for round_ in protocol.rounds) and not protocol.streams:
+        yield "no segment has a stream, so that nothing would earn or be trained: give one a stream"
     if protocol.on_failure not in ("void", "continue"):
         yield f"on_failure must be 'void' or 'continue'; got {protocol.on_failure!r}"
     if protocol.min_agents < 1:
@@ -59,6 +61,11 @@ def _round_values(round_: Round) -> Iterator[str]:
 def _segment_values(segment: Segment, where: str) -> Iterator[str]:
     if not segment.name:
         yield f"{where} has a segment without a name: name it"
+    if not (isinstance(segment.instruction, str) or callable(segment.instruction)):
+        yield (
+            f"{where}, segment {segment.name!r}: instruction must be a text, or a function of the View that makes "
+            f"one; got {segment.instruction!r}"
+        )
     if segment.on_invalid not in ("keep", "fail"):
         yield (
             f"{where}, segment {segment.name!r}: on_invalid must be 'keep' or 'fail'; got {segment.on_invalid!r}"

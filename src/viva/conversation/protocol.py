@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from string import ascii_uppercase
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from viva.conversation.messages import did_you_mean
 from viva.conversation.mistakes import mistakes_of
@@ -197,6 +197,11 @@ class Sight:
     """Text of the turns, which come in order of (round, agent, lane); called also if there are none. Everything
     that a model wrote must go through `viva.conversation.protocol.quote`."""
 
+    def __post_init__(self) -> None:
+        """Take a lone name as one name, not as its letters."""
+        if isinstance(cast(object, self.segments), str):
+            object.__setattr__(self, "segments", (self.segments,))
+
     def select(self, turns: Sequence[Turn], view: View) -> list[Turn]:
         """The visible turns that this is about."""
         turns = [turn for turn in turns if turn.segment in self.segments]
@@ -218,8 +223,8 @@ class Segment:
     """One thing that is asked of every agent in a round: one prompt, one generation."""
 
     name: str
-    instruction: Callable[[View], str]
-    """The prompt's last part: persona and request."""
+    instruction: str | Callable[[View], str]
+    """The prompt's last part: persona and request. A text is put behind the agent's persona, as in `Round`."""
     read: Callable[[str, View], Reading] = read_solution
     """Reads the reply; must not raise for what a model wrote, and must take time linear in it."""
     stream: str | None = "reward"
@@ -262,26 +267,39 @@ class Round:
     def __init__(
         self,
         name: str,
-        segments: str | Callable[[View], str] | Sequence[Segment],
-        sights: Sequence[str | Sight] = (),
+        segments: str | Callable[[View], str] | Segment | Sequence[Segment],
+        sights: str | Sight | Sequence[str | Sight] = (),
         order: Order = "simultaneous",
         tools: Sequence[Callable[..., object] | Tool] = (),
         max_calls: int = 3,
     ) -> None:
         if isinstance(segments, str):
-            segments = [Segment(name=name, instruction=_Request(segments))]
+            segments = Segment(name=name, instruction=_Request(segments))
         elif callable(segments):
-            segments = [Segment(name=name, instruction=segments)]
-        if isinstance(sights, str):
-            sights = (sights,)
-        shown = (sight if isinstance(sight, Sight) else Sight(segments=(sight,)) for sight in sights)
+            segments = Segment(name=name, instruction=segments)
+        asked = _several(
+            segments, Segment, f"round {name!r}: segments must be one text, one function, or Segments"
+        )
+        seen = _several(sights, (str, Sight), f"round {name!r}: sights must be names of segments, or Sights")
+        shown = (sight if isinstance(sight, Sight) else Sight(segments=(sight,)) for sight in seen)
         object.__setattr__(self, "name", name)
-        object.__setattr__(self, "segments", tuple(segments))
+        object.__setattr__(self, "segments", asked)
         object.__setattr__(self, "sights", tuple(shown))
         object.__setattr__(self, "order", order)
         made = (tool if isinstance(tool, Tool) else Tool(function=tool) for tool in tools)
         object.__setattr__(self, "tools", tuple(made))
         object.__setattr__(self, "max_calls", max_calls)
+
+
+def _several(given: Any, kind: type | tuple[type, ...], what: str) -> tuple[Any, ...]:
+    """All of some values of one kind, or a lone one; `ValueError`, which opens with `what`, for any other."""
+    if isinstance(given, kind):
+        return (given,)
+    values: tuple[Any, ...] = tuple(given) if isinstance(given, Iterable) else (given,)
+    for value in values:
+        if not isinstance(value, kind):
+            raise ValueError(f"{what}; got {value!r:.120}")
+    return values
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,6 +351,15 @@ class Protocol:
     """Text between the problem and what is seen."""
     control: Control | None = None
     """Set by `viva.selfplay.controls.controlled`, which also changes the rounds."""
+
+    def __post_init__(self) -> None:
+        """Keep the rounds, whatever they come in.
+
+        Raises:
+            ValueError: If they are none.
+        """
+        rounds = _several(self.rounds, Round, f"protocol {self.name!r}: rounds must be Rounds")
+        object.__setattr__(self, "rounds", rounds)
 
     @property
     def streams(self) -> tuple[str, ...]:
@@ -422,7 +449,13 @@ class Protocol:
         return self._asked(question, shown, self.rounds[view.round_index].segments[lane], view)
 
     def _asked(self, question: str, seen: str, segment: Segment, view: View) -> str:
-        return f"Problem:\n{quote(question)}\n{self.heading}{seen}{segment.instruction(view)}"
+        ask = segment.instruction
+        text = (_Request(ask) if isinstance(ask, str) else ask)(view)
+        if not isinstance(cast(object, text), str):
+            raise ValueError(
+                f"the instruction of segment {segment.name!r} must return a text; got {text!r:.120}"
+            )
+        return f"Problem:\n{quote(question)}\n{self.heading}{seen}{text}"
 
     def messages(self, prompt: str) -> list[Message]:
         """The messages of one turn, for a renderer; ``prompt`` is the user message."""

@@ -202,9 +202,7 @@ class _Guarded(Renderer):
         text, ended = _before_stop(self, response)
         if not ended:
             return Message(role="assistant", content=text), ParseTermination.MALFORMED
-        if _THINK_CLOSE in text:
-            text = _without_leading_thoughts(self, text)
-        return Message(role="assistant", content=text), ParseTermination.STOP_SEQUENCE
+        return Message(role="assistant", content=_finished(self, text)), ParseTermination.STOP_SEQUENCE
 
 
 @cache
@@ -330,7 +328,9 @@ def _is_plain(text: str) -> bool:
 
 def _before_stop(renderer: Renderer, tokens: list[int]) -> tuple[str, bool]:
     """Text before the first stop, and whether that is the reply's end."""
-    stops = renderer.get_stop_sequences()
+    stops: list[str | int] = [*renderer.get_stop_sequences()]
+    if isinstance(renderer, RoleColonRenderer):  # replies end at the end of text, too
+        stops.append(cast(Any, renderer.tokenizer).eos_token_id)
     end = next((place for place, token in enumerate(tokens) if token in stops), len(tokens))
     text = str(cast(Any, renderer.tokenizer).decode(tokens[:end]))
     cuts = [(place, stop) for stop in stops if isinstance(stop, str) and (place := text.find(stop)) >= 0]
@@ -338,6 +338,11 @@ def _before_stop(renderer: Renderer, tokens: list[int]) -> tuple[str, bool]:
         place, stop = min(cuts)
         return text[:place], place + len(stop) == len(text)
     return text, end == len(tokens) - 1
+
+
+def _finished(renderer: Renderer, text: str) -> str:
+    """The text of a reply that the model ended, without thinking; thinking that is never closed is what it says."""
+    return _without_leading_thoughts(renderer, text) if _THINK_CLOSE in text else text
 
 
 def _without_leading_thoughts(renderer: Renderer, text: str) -> str:
@@ -418,8 +423,11 @@ class ChatTemplateRenderer(Renderer):
         )
 
     def parse_response(self, response: list[int]) -> tuple[Message, ParseTermination]:
-        """Text of a reply; a clean end is the token that ends a turn."""
-        return parse_response_for_stop_token(response, self.tokenizer, self._stop)
+        """Text of a reply; a clean end is the token that ends a turn, after which thinking is left out."""
+        message, termination = parse_response_for_stop_token(response, self.tokenizer, self._stop)
+        if termination.is_clean:
+            message["content"] = _finished(self, get_text_content(message))
+        return message, termination
 
     def _apply(self, messages: Sequence[Message], *, is_prompt: bool) -> str:
         from jinja2.exceptions import TemplateError

@@ -90,7 +90,7 @@ def run(job: LimitedFunction, arguments: Mapping[str, object]) -> tuple[str, str
         ValueError: If the function cannot be loaded in a child.
     """
     child = _taken(job)
-    line = ask(child, _packed(dict(arguments)))
+    line = ask(child, _line(_pickled(dict(arguments), job.function)))
     if not line:
         child.communicate()
         return f"the tool's process ended with status {child.returncode}", "crashed"
@@ -115,7 +115,7 @@ def _taken(job: LimitedFunction) -> "subprocess.Popen[str]":
     name = job.function.__name__
     env = {key: value for key, value in os.environ.items() if not _SECRET.search(key)}
     env |= {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONHASHSEED": "0"}
-    line = _packed((_pickled(job.function), *job[1:]))
+    line = _line(pickle.dumps((_pickled(job.function, job.function), *job[1:])))
     child = start_child(__file__, env)
     said = ask(child, line)
     if said.strip() != "true":
@@ -128,28 +128,29 @@ def _taken(job: LimitedFunction) -> "subprocess.Popen[str]":
     return child
 
 
-def _pickled(function: Callable[..., object]) -> bytes:
-    """A function as bytes: by name where the child can import its module, else with all that it uses."""
+def _pickled(value: object, function: Callable[..., object]) -> bytes:
+    """A function or its arguments as bytes: by name where the child can import its module, else with all they use."""
     cloudpickle: Any = import_module("cloudpickle")
     module = sys.modules.get(function.__module__)
     is_file = module is not None and PathFinder.find_spec(module.__name__.partition(".")[0]) is None
     by_value = is_file and function.__module__ != "__main__"
-    try:
-        if by_value:
-            cloudpickle.register_pickle_by_value(module)
-        return cloudpickle.dumps(function)
-    except (TypeError, AttributeError, pickle.PicklingError) as error:
-        raise ValueError(
-            f"the tool {function.__name__!r} cannot be sent to a process of its own: {error}. Let it use modules, and "
-            "plain values and functions of its file"
-        ) from error
-    finally:
-        if by_value:
-            cloudpickle.unregister_pickle_by_value(module)
+    with _lock:  # what is registered is so for all threads
+        try:
+            if by_value:
+                cloudpickle.register_pickle_by_value(module)
+            return cloudpickle.dumps(value)
+        except (TypeError, AttributeError, pickle.PicklingError) as error:
+            raise ValueError(
+                f"the tool {function.__name__!r} cannot be sent to a process of its own: {error}. Let it use modules, "
+                "and plain values and functions of its file"
+            ) from error
+        finally:
+            if by_value:
+                cloudpickle.unregister_pickle_by_value(module)
 
 
-def _packed(value: object) -> str:
-    return base64.b64encode(pickle.dumps(value)).decode() + "\n"
+def _line(pickled: bytes) -> str:
+    return base64.b64encode(pickled).decode() + "\n"
 
 
 def _close() -> None:

@@ -227,10 +227,13 @@ async def _stop_strings(bench: Bench) -> str:
 
 
 async def _readable(bench: Bench) -> tuple[dict[str, Any], list[int]]:
-    """Settings with which the model says the same again, and some of it is text."""
+    """Settings with which the model says the same again, and some of it is text.
+
+    It ends at the end of text: that may end a sample beside stop strings.
+    """
     for seed in range(9):
         settings: dict[str, Any] = {"temperature": 0.0 if seed == 0 else 1.0, "seed": seed}
-        tokens = list((await bench.draw(**settings, stop=[]))[0].tokens)
+        tokens = list((await bench.draw(**settings))[0].tokens)
         pieces = [str(bench.tokenizer.decode([token])) for token in tokens]
         if any(piece and _UNREADABLE not in piece for piece in pieces):
             return settings, tokens

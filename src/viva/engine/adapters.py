@@ -19,7 +19,7 @@ from torch import nn
 
 from viva.engine.kernels import LowRank, add_low_rank, can_compile, chunks_of, records_of, tiles_of
 from viva.engine.layers import fuse_layers
-from viva.engine.linear import JointProduct, join_linears, pack_linears
+from viva.engine.linear import Join, JointProduct, join_linears, pack_linears
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -187,14 +187,19 @@ class AdaptableLinear(nn.Module):
         return self._rows.add(self._product.added_to(others, inputs), inputs, *self._layers)
 
 
-def adaptable(module: "PreTrainedModel", rows: AdapterRows) -> "PreTrainedModel":
-    """Make a decode copy of the base model compute every row by its adapter; returns the module."""
+def adaptable(
+    module: "PreTrainedModel", rows: AdapterRows, join_base: Join = join_linears
+) -> "PreTrainedModel":
+    """Make a decode copy of the base model compute every row by its adapter; returns the module.
+
+    `join_base` makes the product of the base's layers of one input.
+    """
     named = {layer: name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)}
 
     def join(layers: Sequence[nn.Linear]) -> AdaptableLinear:
         names = tuple(named[layer] for layer in layers)
         sizes = tuple(layer.out_features for layer in layers)
-        return AdaptableLinear(join_linears(layers), names, sizes, rows)
+        return AdaptableLinear(join_base(layers), names, sizes, rows)
 
     pack_linears(fuse_layers(module, join), join)
     for layer in module.modules():

@@ -8,6 +8,7 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakSet, finalize
@@ -19,7 +20,7 @@ from viva.engine.checkpoint import State, check_base_of, read_state
 from viva.engine.decoder import Decoder
 from viva.engine.gguf import gguf_folder, is_gguf
 from viva.engine.layers import fuse_layers
-from viva.engine.linear import pack_linears
+from viva.engine.linear import join_linears, pack_linears
 from viva.engine.model import BaseModel, cast_weights, load_base_model
 from viva.engine.policy import Snapshot
 from viva.engine.replay import Recorder, check_replays
@@ -49,7 +50,9 @@ class Core:
     dtype: torch.dtype
     """Precision of weights and updates."""
     decode_dtype: torch.dtype
-    """Precision of the copy that samples."""
+    """Precision in which the copy that samples computes."""
+    matrix_dtype: torch.dtype
+    """Precision in which it keeps its matrices."""
     state_dir: Path | None
     one_run: bool
     seed: int
@@ -72,7 +75,10 @@ class Core:
     @property
     def precision(self) -> str:
         """The compute dtype, for instance ``float32``."""
-        base, decoded = (str(dtype).removeprefix("torch.") for dtype in (self.dtype, self.decode_dtype))
+        kinds = self.dtype, self.decode_dtype, self.matrix_dtype
+        base, decoded, matrices = (str(dtype).removeprefix("torch.") for dtype in kinds)
+        if matrices != decoded:
+            return f"{base}, sampled with matrices in {matrices}"
         return base if base == decoded else f"{base}, sampled in {decoded}"
 
     @property
@@ -151,16 +157,19 @@ class Core:
 
     def new_source(self, snapshot: Snapshot) -> Source:
         """A decoder for a snapshot: of its own, which merges it when it is first asked, or that of its base."""
+        join = partial(join_linears, keep_as=self.matrix_dtype)
         if self._shared is None or not snapshot.is_adapter:
             decoder = self._new_decoder(
-                lambda: pack_linears(fuse_layers(cast_weights(snapshot.merged(), self.decode_dtype)))
+                lambda: pack_linears(
+                    fuse_layers(cast_weights(snapshot.merged(), self.decode_dtype), join), join
+                )
             )
             return Source(decoder=decoder, adapter=None)
         base = snapshot.base
         if id(base) not in self._shared:
             rows = AdapterRows()
             self._shared[id(base)] = self._new_decoder(
-                lambda: adaptable(cast_weights(base.decode_copy(), self.decode_dtype), rows), rows
+                lambda: adaptable(cast_weights(base.decode_copy(), self.decode_dtype), rows, join), rows
             )
         adapter = Adapter(snapshot.weights, snapshot.scale, self.decode_dtype)
         return Source(decoder=self._shared[id(base)], adapter=adapter)

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from viva.engine.attention import RAGGED_ATTENTION, RaggedCache, ragged_attention
+from viva.engine.kernels import can_compile
 from viva.engine.loading import check_layers, check_loaded, load_errors
 from viva.engine.trees import TREE_ATTENTION, TreeStep, pack_tree, tree_attention
 from viva.hub import hub_errors, split_revision
@@ -100,21 +101,30 @@ def resolve_precision(precision: str) -> torch.dtype:
     return PRECISIONS[precision]
 
 
-def decode_precision(precision: str, device: torch.device) -> torch.dtype:
-    """The dtype that is sampled in: the base weights', or bfloat16 with ``"fast"``; `ValueError` where that is slow."""
+def decode_precision(precision: str, device: torch.device) -> tuple[torch.dtype, torch.dtype]:
+    """The dtypes in which a copy that samples computes, and in which it keeps its matrices.
+
+    ``"fast"`` computes in bfloat16 where that is quick, else on a CPU in float32, with matrices in bfloat16.
+
+    Raises:
+        ValueError: With ``"fast"`` on a GPU without bfloat16, or on such a CPU without kernels.
+    """
+    dtype = resolve_precision(precision)
     if precision != "fast":
-        return resolve_precision(precision)
+        return dtype, dtype
     if device.type == "cpu":
         find = getattr(torch.cpu, "get_capabilities", dict)  # older torch cannot tell
         is_quick = any(find().get(name) for name in ("avx512_bf16", "amx_bf16"))
+        if not is_quick and can_compile(torch.empty(0)):
+            return torch.float32, torch.bfloat16
     else:
         is_quick = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     if not is_quick:
         raise ValueError(
             f"precision='fast' samples in bfloat16, for which torch {torch.__version__} finds no instructions on this "
-            f"{device.type} device. Use precision='float32'."
+            f"{device.type} device, and there are no kernels of the engine that do without. Use precision='float32'."
         )
-    return torch.bfloat16
+    return torch.bfloat16, torch.bfloat16
 
 
 def load_base_model(name: str, device: torch.device, dtype: torch.dtype) -> BaseModel:

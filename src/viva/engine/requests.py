@@ -90,6 +90,9 @@ def make_stop_rule(
 ) -> StopSequences:
     """Read the ``stop`` field of ``SamplingParams``; the ids `also` given end a sample beside it.
 
+    Strings do not replace the end of text. Renderers without control tokens count on it: tinker-cookbook's
+    `RoleColonRenderer`, which stops at a string, reads a reply that the end of text has ended as finished.
+
     Raises:
         ValueError: An empty string, a mixture of strings and ids, or an id the model does not have.
     """
@@ -98,7 +101,7 @@ def make_stop_rule(
     ids = [entry for entry in entries if isinstance(entry, int)]
     if len(strings) + len(ids) != len(entries) or (strings and ids):
         raise ValueError(f"stop must be a string, a list of strings or a list of token ids, not {stop!r}.")
-    ids += also
+    ids += [*also, *(base.eos_ids if strings else ())]
     if "" in strings:
         raise ValueError("stop holds an empty string, which would end every sample at once. Remove it.")
     if any(not 0 <= token < base.vocab_size for token in ids):

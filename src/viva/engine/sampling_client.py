@@ -81,9 +81,10 @@ class LocalSamplingClient:
     ) -> LocalFuture[tinker.SampleResponse]:
         """Sample completions of a prompt.
 
-        ``stop=None`` ends a sample at the model's end-of-text tokens; ids or strings replace those, and ``[]`` ends at
-        none. The token that ends a sample is part of it. Logprobs are those of the distribution drawn from, tempered
-        and truncated; greedy tokens (temperature 0) have those of the untempered one. Prompt logprobs are untempered.
+        ``stop=None`` ends a sample at the model's end-of-text tokens; strings end it beside those, ids replace them,
+        and ``[]`` ends at none. The token that ends a sample is part of it. Logprobs are those of the distribution
+        drawn from, tempered and truncated; greedy tokens (temperature 0) have those of the untempered one. Prompt
+        logprobs are untempered.
 
         A sample depends on its seed, its index among ``num_samples``, its prompt and its settings, not on what else
         is being decoded. Without a seed, one is derived from the service's seed, this client and the request's number.

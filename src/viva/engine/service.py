@@ -70,8 +70,9 @@ class LocalServiceClient:
 
     Args:
         device: ``"cpu"``, ``"cuda"``, ``"cuda:1"``...; ``None`` takes a GPU if there is one.
-        precision: ``"float32"`` is exact: sampler and trainer agree. ``"fast"`` samples from a bfloat16 copy of float32
-            weights. ``"bfloat16"`` is for base weights of half the size. What is trained is always float32.
+        precision: ``"float32"`` is exact: sampler and trainer agree. ``"fast"`` samples from a copy of float32
+            weights that is in bfloat16, or, on a CPU without instructions for it, has its matrices alone in it.
+            ``"bfloat16"`` is for base weights of half the size. What is trained is always float32.
         state_dir: Folder for ``save_state`` and ``save_weights_for_sampler``. Every training client that saves takes a
             folder of its own in it, so that equal names of two clients, services or processes never meet.
         one_run: The ``state_dir`` itself is the folder of all training clients; names that one of them saved under are
@@ -96,10 +97,12 @@ class LocalServiceClient:
         limits: EngineLimits | None = None,
         shared_batch: bool = False,
     ) -> None:
+        decode_dtype, matrix_dtype = decode_precision(precision, resolve_device(device))
         self._core = Core(
             device=resolve_device(device),
             dtype=resolve_precision(precision),
-            decode_dtype=decode_precision(precision, resolve_device(device)),
+            decode_dtype=decode_dtype,
+            matrix_dtype=matrix_dtype,
             state_dir=None if state_dir is None else Path(state_dir).absolute(),
             one_run=one_run,
             seed=seed,

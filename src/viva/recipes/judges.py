@@ -164,8 +164,8 @@ async def initial_judge(
 
     `text` is what the options tell judges.
     """
-    told = {} if text is None else {"system_prompt": text}
-    options = JudgeOptions(policy="initial", **told)
+    told = comparison.JUDGE_SYSTEM_PROMPT if text is None else text
+    options = JudgeOptions(policy="initial", system_prompt=told)
     policy, followers = await policy_of(options, plan, opened, "initial_judge")
     return options.make(policy, opened.renderer), followers
 

@@ -31,6 +31,7 @@ from viva.recipes.plan import Plan
 from viva.rewards.credit import TokenDecoder, token_texts
 from viva.run.trackers import CONSOLE, OpenTracker
 from viva.sdk import Ending, ServiceClient
+from viva.selfplay.user_code import GraderError
 from viva.training.batch import EstimatorStoppedError, ExpertConfig
 from viva.training.data import (
     SPELLED_OUT,
@@ -109,6 +110,8 @@ async def _run_recipe(config: RecipeConfig, keep: Callable[[OpenRun], None]) -> 
         finish_run(training, model=plan.model, is_complete=is_complete)
     except (AllGroupsFailedError, JudgeStoppedError, EstimatorStoppedError, PromptsChangedError) as error:
         raise FailedRunError(str(error)) from error
+    except GraderError as error:
+        raise FailedRunError(f"{error}. {_how_to_go_on(opened)}") from error
     except FloatingPointError as error:  # nothing was saved since
         raise FailedRunError(f"{error} {_how_to_go_on(opened)}") from error
     except FailedRunError:

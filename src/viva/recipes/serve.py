@@ -31,7 +31,9 @@ class ServeOptions:
     )
     checkpoint: str | None = chz.field(default=None, doc="of a run: its name, or base; default: the last")
     model_name: str | None = chz.field(default=None, doc="base model of an adapter that does not name it")
-    renderer_name: str | None = chz.field(default=None, doc="default: derived from the model")
+    renderer_name: str | None = chz.field(
+        default=None, doc="default: that of the run, else derived from the model"
+    )
     device: str | None = chz.field(default=None, doc="cpu or cuda; a GPU if there is one")
     precision: Literal["float32", "fast", "bfloat16"] = "float32"
     queue: int = chz.field(
@@ -92,4 +94,5 @@ async def _open(
 ) -> tuple[OpenPolicy, ServiceClient]:
     # clients may open adapters beside what is served
     service = make_service(config, state_dir=states, num_policies=2)
+    renderer_name = renderer_name or target.config.get("renderer_name")
     return await open_policy(target, config, renderer_name=renderer_name, service=service), service

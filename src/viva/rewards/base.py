@@ -5,7 +5,7 @@ import inspect
 import math
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Real
 from pathlib import Path
@@ -373,7 +373,7 @@ class FunctionReward(Reward):
 
     async def score(self, played: Played) -> Scored:
         """Ask the function; what it raises itself passes through, with a note of where that was."""
-        segments = {segment.name for round_ in played.protocol.rounds for segment in round_.segments}
+        segments = {each.name: each.stream for round_ in played.protocol.rounds for each in round_.segments}
         answer = None if played.answer is None else plain_answer(played.answer)
         conversation = replace(played.conversation, answer=answer)
         pay = self._checked(await self._call(conversation), conversation, segments)
@@ -397,7 +397,8 @@ class FunctionReward(Reward):
         except (LookupError, TypeError) as error:  # of the function, not of a damaged transcript
             where = "; ".join(error.__notes__)
             raise ValueError(f"{type(error).__name__}: {error}, {where}") from error
-        pay = self._checked(found, conversation, {turn.segment for turn in conversation.turns})
+        # which segments earn, a transcript does not say
+        pay = self._checked(found, conversation, {turn.segment: "" for turn in conversation.turns})
         if not isinstance(next(iter(pay)), str):
             return dict(cast(Mapping[int, float], pay))
         streams = _by_agent(cast(Mapping[str, Mapping[int, float]], pay), conversation.finished)
@@ -408,10 +409,11 @@ class FunctionReward(Reward):
             found = self.function(conversation)
             return await found if inspect.isawaitable(found) else found
         except Exception as error:
-            error.add_note(f"in the reward {self.name!r}{_place_of(error)}")
+            error.add_note(f"in the reward {self.name!r}{place_of(error)}")
             raise
 
-    def _checked(self, found: object, conversation: Conversation, segments: Set[str]) -> Pay:
+    def _checked(self, found: object, conversation: Conversation, streams: Mapping[str, str | None]) -> Pay:
+        """What the function returned, if it is a reward; ``streams`` are those of the segments."""
         what = f"the reward {self.name!r} must return rewards by agent id, or by segment and agent id"
         if not isinstance(found, Mapping) or not found:
             raise ValueError(f"{what}; got {found!r:.120}")
@@ -421,8 +423,12 @@ class FunctionReward(Reward):
             return _numbers(pay, conversation, what, missing)
         by_segment: dict[str, dict[int, float]] = {}
         for name, paid in cast(Mapping[str, object], pay).items():
-            if name not in segments:
-                raise ValueError(f"{what}; got segment {name!r}, allowed: {', '.join(sorted(segments))}")
+            if name not in streams:
+                raise ValueError(f"{what}; got segment {name!r}, allowed: {', '.join(sorted(streams))}")
+            if streams[name] is None:
+                raise ValueError(
+                    f"{what}; segment {name!r} earns nothing (stream=None): give it a stream, or no pay"
+                )
             if not isinstance(paid, Mapping):
                 raise ValueError(f"{what}; got {paid!r:.120} for segment {name!r}")
             by_segment[name] = _numbers(cast(Mapping[object, object], paid), conversation, what, missing=[])
@@ -438,8 +444,8 @@ def _by_agent(
     }
 
 
-def _place_of(error: BaseException) -> str:
-    """The innermost place in the function's own file; nothing where the call itself failed."""
+def place_of(error: BaseException) -> str:
+    """The innermost place in the file of a user's function that was called; nothing where the call itself failed."""
     frames = traceback.extract_tb(error.__traceback__)[1:]
     own = [each for each in frames if each.filename == frames[0].filename]
     return f", {Path(own[-1].filename).name} line {own[-1].lineno}" if own else ""

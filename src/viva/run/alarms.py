@@ -288,16 +288,28 @@ class StopRule:
     def is_best(self, rows: Sequence[Mapping[str, float]]) -> bool:
         """Whether the largest share of its level that a metric or alarm has reached is lower than after any row before.
 
-        A cumulative sum is often at 0: with alarms the last such step is best, after which the change began.
+        A cumulative sum is often at 0: with alarms the last such step is best, after which the change began. A sum
+        stands where it was in steps that do not count for it.
         """
-        names = [f"alarm/{name}" for name in self.alarms]
-        sums_of: list[list[float]] = [[], *([row[name] for name in names if name in row] for row in rows)]
         *before, now = (
-            max((*(mean / self.levels[name] for name, mean in means.items()), *sums), default=math.inf)
-            for means, sums in zip(self._window_means(rows), sums_of, strict=True)
+            max(
+                (*(mean / self.levels[name] for name, mean in means.items()), *sums.values()),
+                default=math.inf,
+            )
+            for means, sums in zip(self._window_means(rows), self._sums(rows), strict=True)
         )
         lowest = min(before, default=math.inf)
-        return now < lowest or (bool(self.alarms) and now == lowest < math.inf)
+        is_fresh = any(f"alarm/{name}" in row for row in rows[-1:] for name in self.alarms)
+        return now < lowest or (is_fresh and now == lowest < math.inf)
+
+    def _sums(self, rows: Sequence[Mapping[str, float]]) -> Iterator[dict[str, float]]:
+        """The share of its level that each alarm has reached: before the first row, and after each."""
+        names = [f"alarm/{name}" for name in self.alarms]
+        sums: dict[str, float] = {}
+        yield sums
+        for row in rows:
+            sums = sums | {name: row[name] for name in names if name in row}
+            yield sums
 
     def _window_means(self, rows: Sequence[Mapping[str, float]]) -> Iterator[dict[str, float]]:
         """Mean over the window of every metric that fills it: before the first row, and after each; in linear time."""

@@ -15,7 +15,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from filelock import FileLock, Timeout
@@ -259,10 +259,13 @@ _REPLACED = (CONFIG_FILE, INDEX, "trackers.json", "report.html", MARK)
 _LAST = (CONFIG_FILE, MARK)
 """Deleted after all else, so that what is left of a run is one, and marked, until then."""
 _FOLDERS = ("state", "state/*", "state/*/*", "state/client-*/*/*", "journal")
+# the tokenizer lies beside the weights of a whole model, in the form that its kind has
+_SAVED = ("*.json", "*.safetensors", "*.jinja", "*.model", "merges.txt", "vocab.txt")
+"""Names of files in the folder of a saved state."""
 _PLACES = (
     *(LOCK, MARK, CONFIG_FILE, INDEX, "trackers.json", *LOG_FILES),
-    *("journal/*.jsonl", "state/*/*/*.json", "state/*/*/*.safetensors"),
-    *("state/client-*/*/*/*.json", "state/client-*/*/*/*.safetensors"),
+    "journal/*.jsonl",
+    *(f"{place}/{name}" for place in ("state/*/*", "state/client-*/*/*") for name in _SAVED),
     # what a process that was killed while it wrote leaves
     *(f".{name}.????????" for name in _REPLACED),
     *("journal/.*.????????", "eval/.*.????????"),
@@ -273,6 +276,8 @@ _OF_TRACKERS = {
     "wandb": ("run-*", "offline-run-*", "latest-run", "debug*.log", "settings"),
 }
 """Names that trackers use in their folders, where those are listed; of folders there, everything counts."""
+_STAGED = ".*~????????"
+"""Name of a folder in which an export is written; where it is listed, everything in it counts."""
 
 
 def is_marked(folder: Path) -> bool:
@@ -288,7 +293,7 @@ def mark(folder: Path) -> None:
 def note_written(paths: Sequence[Path], *, as_folder: bool = False) -> None:
     """List files that were written, all below one folder, if they lie in the folder of a run that is marked.
 
-    With `as_folder` they are folders of trackers, of which no file is known.
+    With `as_folder` they are folders of trackers or of an export under way, of which no file is known.
     """
     absolute = [Path(os.path.abspath(path)) for path in paths]
     folder = next((each for each in absolute[0].parents if is_marked(each)), None) if absolute else None
@@ -342,16 +347,20 @@ def _content(folder: Path) -> tuple[list[str], list[str], list[str]]:
 
 
 def _is_own(name: str, listed: frozenset[str], *, is_link: bool) -> bool:
-    is_listed = name in listed or _is_of_tracker(name, listed)
+    is_listed = name in listed or _is_of_folder(name, listed)
     return is_listed or _matches(name, _PLACES) or (is_link and _is_own_folder(name, listed))
 
 
 def _is_own_folder(name: str, listed: frozenset[str]) -> bool:
     is_listed = any(other.startswith(f"{name}/") for other in listed)
-    return is_listed or _matches(name, _FOLDERS) or _is_of_tracker(name, listed)
+    return is_listed or _matches(name, _FOLDERS) or _is_of_folder(name, listed)
 
 
-def _is_of_tracker(name: str, listed: frozenset[str]) -> bool:
+def _is_of_folder(name: str, listed: frozenset[str]) -> bool:
+    """Whether it counts by a listed folder: of a tracker, or of an export that was killed."""
+    places = (name, *(each.as_posix() for each in PurePosixPath(name).parents))
+    if any(f"{each}/" in listed and fnmatchcase(each.rpartition("/")[2], _STAGED) for each in places):
+        return True
     tracker, _, rest = name.partition("/")
     first = rest.partition("/")[0]
     return f"{tracker}/" in listed and any(fnmatchcase(first, each) for each in _OF_TRACKERS.get(tracker, ()))

@@ -185,11 +185,15 @@ def reward_named(value: object) -> "Reward":
     return find_reward(load_target(value) if isinstance(value, str) and is_target(value) else value)
 
 
+class GraderError(ValueError):
+    """A user's own grader that raises, or does not say whether a reply is right."""
+
+
 def find_check(name: str) -> AnswerCheck:
     """The check of a name.
 
     Raises:
-        ValueError: If there is none, or the user's code is not there.
+        ValueError: If there is none, or the user's code is not there or cannot take a reply and an answer.
     """
     if name in CHECKS:
         return CHECKS[name]
@@ -201,13 +205,25 @@ def find_check(name: str) -> AnswerCheck:
     function = load_target(name)
     if not callable(function):
         raise ValueError(f"grader={name} is no function; it must take a reply and the known answer")
+    try:
+        inspect.signature(function).bind("", "")
+    except TypeError as error:
+        raise ValueError(f"grader={name} must take a reply and the known answer: {error}") from error
+    except ValueError:  # some functions in C do not say what they take
+        pass
 
     from numpy import bool_
 
+    from viva.rewards.base import place_of
+
     def is_right(text: str, answer: str) -> bool:
-        verdict: object = function(text, plain_answer(answer))
+        try:
+            verdict: object = function(text, plain_answer(answer))
+        except Exception as error:
+            told = f"{type(error).__name__}: {error}, in the grader {name!r}{place_of(error)}; mend it"
+            raise GraderError(told) from error
         if not isinstance(verdict, bool | bool_):
-            raise ValueError(f"grader={name} must return True or False; got {verdict!r}")
+            raise GraderError(f"grader={name} must return True or False; got {verdict!r}; mend it")
         return bool(verdict)
 
     return AnswerCheck(name=name, is_right=is_right, vote=answer_key)

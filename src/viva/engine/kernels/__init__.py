@@ -129,7 +129,8 @@ def compile_all() -> None:
     turn, first = np.ones((1, 8), np.float32), np.zeros(1, np.int64)
     place(torch.ones(1, 1, 24), norms, (turn, turn), (first, first), store, 1)
     draw(rows, torch.ones(2, dtype=torch.float64), (), (0.5, 0.5))
-    multiply(rows, tiled(rows), torch.ones(2, 2), keep=True)
+    for weight in (rows, rows.bfloat16()):
+        multiply(rows, tiled(weight), torch.ones(2, 2), keep=True)
     adapter = LowRank([(rows, rows.T)], 1.0)
     where = tiles_of([8]), chunks_of([2]), np.arange(2)
     add_low_rank(torch.ones(2, 8), rows, records_of([adapter], 1), *where)

@@ -18,7 +18,7 @@ import torch
 from torch.nn.functional import pad
 
 from viva.engine.kernels.compiler import Array, Kernel, as_array, as_rows, inner, narrow, numbers_at, widen
-from viva.engine.kernels.tile import HAS_PAIRS, TILE_COLUMNS, add_rows, add_tile
+from viva.engine.kernels.tile import HAS_PAIRS, LANES, TILE_COLUMNS, add_rows, add_tile
 
 _CHUNK = 32
 """Tokens of an adapter that are computed together."""
@@ -58,19 +58,25 @@ class LowRank:
             first += rank
 
 
-def can_multiply(weight: torch.Tensor) -> bool:
-    """Whether `multiply` takes such a weight: of bfloat16 where the processor multiplies pairs."""
-    return weight.dtype == torch.float32 or (HAS_PAIRS and weight.shape[1] % 2 == 0)
+def can_multiply(weight: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Whether `multiply` takes such a weight with inputs of a type: both bfloat16 where the processor has pairs."""
+    if dtype == torch.bfloat16:
+        return weight.dtype == dtype and HAS_PAIRS and weight.shape[1] % 2 == 0
+    return weight.dtype in (torch.float32, torch.bfloat16)
 
 
-def tiled(weight: torch.Tensor) -> torch.Tensor:
-    """``[O, I]`` as a matrix for each tile of outputs, the last one filled up with zeros, flat.
+def tiled(weight: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """``[O, I]`` as a matrix for each tile of outputs, the last one filled up with zeros, flat, for inputs of a type.
 
-    The matrix has a row for each input, or of bfloat16 for each pair of inputs.
+    The matrix has a row for each input. Of bfloat16 a word holds two numbers: for inputs of bfloat16 those of a pair of
+    inputs, for float32 those of two outputs, which become two vectors by one operation each.
     """
     missing = -len(weight) % TILE_COLUMNS
     filled = pad(weight, (0, 0, 0, missing)) if missing else weight
-    words = filled if weight.dtype == torch.float32 else filled.view(torch.int32)  # a pair is a word
+    if weight.dtype != dtype:
+        halves = filled.reshape(-1, 2, LANES, weight.shape[1]).transpose(1, 2)
+        filled = halves.reshape(len(filled), -1)
+    words = filled.view(torch.int32) if dtype == torch.bfloat16 else filled
     rows = words.reshape(-1, TILE_COLUMNS, words.shape[1])
     return rows.transpose(1, 2).flatten().view(weight.dtype)
 
@@ -80,7 +86,7 @@ def multiply(inputs: torch.Tensor, tiles: torch.Tensor, outputs: torch.Tensor, *
 
     Args:
         inputs: ``[..., I]`` float32 or bfloat16, contiguous.
-        tiles: The weight, by `tiled`, as the inputs.
+        tiles: The weight, by `tiled` for such inputs.
         outputs: ``[..., O]``, as the inputs; written to.
         keep: Whether products are added to what the outputs hold.
     """

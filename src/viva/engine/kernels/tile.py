@@ -3,8 +3,9 @@
 Compilers do not find this form by themselves, so its instructions are written out for LLVM. Matrices lie in flat
 arrays. Where they begin, and how far apart their rows or columns are, is counted in numbers of the array.
 
-Numbers are float32, those of the first factor perhaps bfloat16. Where both factors are bfloat16, the second one holds
-pairs: two numbers of a column follow one another, and one instruction adds both products to a float32 sum.
+Numbers are float32, those of either factor perhaps bfloat16. Where both factors are, the second one holds pairs: two
+numbers of a column follow one another, and one instruction adds both products to a float32 sum. Where the second one
+alone is, each of its numbers is followed by the one of the same row that is a vector further, and both become float32.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,9 +27,9 @@ RowPlace = tuple[int, int]
 
 llvm.initialize_native_asmparser()  # for `_multiply`
 _FEATURES = llvm.get_host_cpu_features()
-_LANES, _VECTORS = (16, 4) if _FEATURES.get("avx512f") else (8, 2)
+LANES, _VECTORS = (16, 4) if _FEATURES.get("avx512f") else (8, 2)
 TILE_ROWS = 6
-TILE_COLUMNS = _LANES * _VECTORS
+TILE_COLUMNS = LANES * _VECTORS
 """Sums of a tile fill three quarters of the registers; what is multiplied takes the rest."""
 _target: Any = config  # numba has no types
 _IS_OURS = _target.CPU_NAME is None and _target.CPU_FEATURES is None
@@ -37,8 +38,8 @@ HAS_PAIRS = bool(_IS_OURS and _FEATURES.get("avx512bf16") and not _FEATURES.get(
 
 _literal_intrinsic: Any = extending.intrinsic(prefer_literal=True)
 _INDEX, _WORD = ir.IntType(64), ir.IntType(32)
-_VECTOR = ir.VectorType(ir.FloatType(), _LANES)
-_PAIRS = ir.VectorType(_WORD, _LANES)
+_VECTOR = ir.VectorType(ir.FloatType(), LANES)
+_PAIRS = ir.VectorType(_WORD, LANES)
 
 
 @_literal_intrinsic
@@ -61,8 +62,8 @@ def add_tile(  # an intrinsic takes no variable number of arguments
         rows: Of the tile, a literal number up to `TILE_ROWS`.
         left: Array that holds the first factor, as float32 or bfloat16.
         at: `Place` of that.
-        right: Array that holds the second factor. As bfloat16, two numbers of a column follow one another: then ``k``
-            counts pairs, of either factor.
+        right: Array that holds the second factor. If both are bfloat16, two numbers of a column follow one another:
+            then ``k`` counts pairs, of either factor.
         right_at: `RowPlace` of that.
         sums: Array that holds the result, in float32; written to.
         sums_at: `RowPlace` of that.
@@ -116,7 +117,8 @@ def _generate(num_rows: int) -> Callable[..., Value]:
             (context.make_array(signature.args[i])(context, builder, arguments[i]).data, arguments[i + 1])
             for i in (1, 3, 5)
         )
-        is_paired = signature.args[3].dtype == types.int16
+        is_narrow = signature.args[3].dtype == types.int16
+        is_paired = is_narrow and signature.args[1].dtype == types.int16
         read = _pair if is_paired else _number
         begin, row_step, column_step = cgutils.unpack_tuple(builder, left[1])
         rights, right_step = _begin_of(builder, *right)
@@ -132,8 +134,12 @@ def _generate(num_rows: int) -> Callable[..., Value]:
             lefts = [builder.add(column, builder.mul(row_step, _INDEX(row))) for row in range(num_rows)]
             numbers = [read(builder, builder.gep(left[0], [place])) for place in lefts]
             row = builder.gep(rights, [builder.mul(loop.index, right_step)])
-            vectors = _vectors(builder, row, _PAIRS if is_paired else _VECTOR)
-            _multiply(builder, numbers, [_load(builder, place) for place in vectors], totals)
+            stored = [
+                _load(builder, place) for place in _vectors(builder, row, _PAIRS if is_narrow else _VECTOR)
+            ]
+            if is_narrow and not is_paired:
+                stored = _widened(builder, stored[: _VECTORS // 2])
+            _multiply(builder, numbers, stored, totals)
         for row, kept in zip(places, totals, strict=True):
             for place, total in zip(row, kept, strict=True):
                 builder.store(builder.load(total), place, align=4)
@@ -168,6 +174,13 @@ def _pair(builder: ir.IRBuilder, place: Value) -> Value:
     return builder.load(builder.bitcast(place, _WORD.as_pointer()), align=2)
 
 
+def _widened(builder: ir.IRBuilder, words: Values) -> Values:
+    """Two vectors of float32 from each of words that hold a bfloat16 of either."""
+    low, high = (ir.Constant(_PAIRS, [number] * LANES) for number in (16, 0xFFFF0000))
+    halves = [half for each in words for half in (builder.shl(each, low), builder.and_(each, high))]
+    return [builder.bitcast(half, _VECTOR) for half in halves]
+
+
 def _start(builder: ir.IRBuilder, places: Sequence[Values], totals: Sequence[Values], keep: Value) -> None:
     """Let sums begin with what is there, or with nothing."""
     with builder.if_else(builder.icmp_signed("!=", keep, _INDEX(0))) as (kept, fresh):
@@ -175,7 +188,7 @@ def _start(builder: ir.IRBuilder, places: Sequence[Values], totals: Sequence[Val
             with branch:
                 for row, begun in zip(places, totals, strict=True):
                     for place, total in zip(row, begun, strict=True):
-                        zero = ir.Constant(_VECTOR, [0.0] * _LANES)
+                        zero = ir.Constant(_VECTOR, [0.0] * LANES)
                         builder.store(_load(builder, place) if is_kept else zero, total)
 
 
@@ -188,9 +201,9 @@ def _multiply(builder: ir.IRBuilder, numbers: Values, vectors: Values, totals: S
         fused: Value = ir.InlineAsm(types_of, "vdpbf16ps $2, $1, $0", "=v,v,v,0", side_effect=False)
     else:
         types_of = ir.FunctionType(_VECTOR, [_VECTOR] * 3)
-        fused = cgutils.get_or_insert_function(builder.module, types_of, f"llvm.fma.v{_LANES}f32")
+        fused = cgutils.get_or_insert_function(builder.module, types_of, f"llvm.fma.v{LANES}f32")
     nothing = ir.Constant(kind, ir.Undefined)
-    first = ir.Constant(ir.VectorType(_WORD, _LANES), [0] * _LANES)
+    first = ir.Constant(ir.VectorType(_WORD, LANES), [0] * LANES)
     for number, row in zip(numbers, totals, strict=True):
         spread = builder.shuffle_vector(builder.insert_element(nothing, number, _WORD(0)), nothing, first)
         for vector, total in zip(vectors, row, strict=True):
