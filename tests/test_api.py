@@ -83,7 +83,7 @@ def test_a_grader_that_fails_is_one_sentence_in_training_and_evaluation(
     monkeypatch.chdir(tmp_path)
     Path("own.py").write_text("def fails(reply, known):\n    return open('nowhere')\n", encoding="utf-8")
     asked = [{"query": "What is 3 + 4?", "answer": 7}]
-    told = "FileNotFoundError: .*, in the grader 'own.py:fails', own.py line 2; mend it"
+    told = "FileNotFoundError: .*, in the grader 'own.py:fails', own.py line 2"
     options = QUICK | {"eval_every": 1, "reward": lambda talk: {0: 1.0, 1: 0.0}, "grader": "own.py:fails"}
     with pytest.raises(viva.FailedRunError, match=rf"{told}\. Nothing was saved yet"):
         viva.train(talk(), prompts=["1 + 1?"], test=asked, steps=1, log_path="run", **options)

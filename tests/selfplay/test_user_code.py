@@ -147,7 +147,7 @@ def missing_file(reply: str, answer: str) -> bool:
     [
         (
             missing_file,
-            r"FileNotFoundError: .*, in the grader '.*missing_file', test_user_code.py line \d+; mend it",
+            r"FileNotFoundError: .*, in the grader '.*missing_file', test_user_code.py line \d+",
         ),
         (lambda reply, answer: 1, "must return True or False; got 1"),
     ],

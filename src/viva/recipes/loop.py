@@ -111,7 +111,10 @@ async def _run_recipe(config: RecipeConfig, keep: Callable[[OpenRun], None]) -> 
     except (AllGroupsFailedError, JudgeStoppedError, EstimatorStoppedError, PromptsChangedError) as error:
         raise FailedRunError(str(error)) from error
     except GraderError as error:
-        raise FailedRunError(f"{error}. {_how_to_go_on(opened)}") from error
+        raise FailedRunError(
+            f"{error}. A run goes on with the grader that it began with: if the fault is in its code, begin a new run; "
+            f"if it is outside (a file, a server), mend that. {_how_to_go_on(opened)}"
+        ) from error
     except FloatingPointError as error:  # nothing was saved since
         raise FailedRunError(f"{error} {_how_to_go_on(opened)}") from error
     except FailedRunError:

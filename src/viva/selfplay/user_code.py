@@ -220,10 +220,10 @@ def find_check(name: str) -> AnswerCheck:
         try:
             verdict: object = function(text, plain_answer(answer))
         except Exception as error:
-            told = f"{type(error).__name__}: {error}, in the grader {name!r}{place_of(error)}; mend it"
+            told = f"{type(error).__name__}: {error}, in the grader {name!r}{place_of(error)}"
             raise GraderError(told) from error
         if not isinstance(verdict, bool | bool_):
-            raise GraderError(f"grader={name} must return True or False; got {verdict!r}; mend it")
+            raise GraderError(f"grader={name} must return True or False; got {verdict!r}")
         return bool(verdict)
 
     return AnswerCheck(name=name, is_right=is_right, vote=answer_key)
