@@ -77,7 +77,8 @@ print(json.dumps([ahead, compiled()]))
     )
     (ahead, used), told = run(code, model_dir("qwen3"))
     assert used == ahead
-    assert {len(kinds) for kinds in ahead.values()} == {1}
+    several = {name: len(kinds) for name, kinds in ahead.items() if len(kinds) != 1}
+    assert several == {"_multiply_alone": 2}  # weights are float32, or bfloat16 ones
     assert "compiled for this processor" not in told
 
 
