@@ -75,8 +75,8 @@ class TapeRecorder(replay.Recorder):
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither compiled kernels nor fused layers, which are for a CPU."""
     monkeypatch.setattr(attention, "can_compile", lambda tensor: False)
-    monkeypatch.setattr(core, "fuse_layers", lambda module: module)
-    monkeypatch.setattr(core, "pack_linears", lambda module: module)
+    monkeypatch.setattr(core, "fuse_layers", lambda module, join: module)
+    monkeypatch.setattr(core, "pack_linears", lambda module, join: module)
 
 
 Asked = list[tuple[list[int], int, int]]
