@@ -85,7 +85,7 @@ def test_a_grader_that_fails_is_one_sentence_in_training_and_evaluation(
     asked = [{"query": "What is 3 + 4?", "answer": 7}]
     told = "FileNotFoundError: .*, in the grader 'own.py:fails', own.py line 2"
     options = QUICK | {"eval_every": 1, "reward": lambda talk: {0: 1.0, 1: 0.0}, "grader": "own.py:fails"}
-    with pytest.raises(viva.FailedRunError, match=rf"{told}\. Nothing was saved yet"):
+    with pytest.raises(viva.FailedRunError, match=rf"{told}\. A run goes on with .* Nothing was saved yet"):
         viva.train(talk(), prompts=["1 + 1?"], test=asked, steps=1, log_path="run", **options)
     Path("asked.jsonl").write_text(json.dumps(asked[0]), encoding="utf-8")
     assert viva.cli.main(["eval", "tiny", "test_prompts_path=asked.jsonl", "grader=own.py:fails"]) == 2
