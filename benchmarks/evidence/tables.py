@@ -372,19 +372,17 @@ def long_table(cells: Sequence[Cell], texts: Mapping[str, str]) -> str:
 
     A step at which no pair of a right and a wrong answer was compared says nothing of the judge.
     """
-    rows = [["ten budgets", "seeds", *_FOLLOWED, *_TURNS, "temperature 0 at the end"]]
-    rows.append(["---"] * len(rows[0]))
+    head = ["ten budgets", "seeds", *_FOLLOWED, *_TURNS, "temperature 0 at the end"]
+    rows = [head, ["---"] * len(head)]
     for arm, text in texts.items():
         found = [cell for cell in cells if cell["arm"] == arm]
         if not found:
             continue
         judges, samples = ([_curve(cell, metrics) for cell in found] for metrics in _FOLLOWED.values())
-        own = [_by_tenths(judges), _by_tenths(samples)]
         turns = [turns_of(curve) for curve in samples]
-        own.append(
-            ", ".join(f"{100 * first:.0f} to {100 * best:.0f} at {step}" for first, best, step, _ in turns)
-        )
-        own.append(", ".join("never" if fallen is None else str(fallen) for *_, fallen in turns))
+        bests = [f"{100 * first:.0f} to {100 * best:.0f} at {step}" for first, best, step, _ in turns]
+        falls = ["never" if fallen is None else str(fallen) for *_, fallen in turns]
+        own = [_by_tenths(judges), _by_tenths(samples), ", ".join(bests), ", ".join(falls)]
         rows.append([text, str(len(found)), *own, _with_interval(matrix(found, "greedy").mean(axis=1))])
     return _markdown(rows) if len(rows) > 2 else ""
 

@@ -15,8 +15,8 @@ from tinker_cookbook.renderers.base import Message
 from viva.conversation.messages import counted, text_table
 from viva.conversation.protocol import Protocol, Round
 from viva.conversation.roles import Roles
+from viva.judging import comparison
 from viva.judging.comparison import (
-    JUDGE_SYSTEM_PROMPT,
     VERDICT_PREFIX,
     TournamentPattern,
     judge_messages,
@@ -262,7 +262,7 @@ def _game_calls(game: Game, text: Text, roles: Roles | None = None) -> list[Call
 
 def _initial_judge_calls(config: ConversationConfig, game: Game, text: Text, wave: int) -> list[Call]:
     """The calls of the policy at the start about pairs of final solutions."""
-    last, told = len(game.protocol.rounds) - 1, config.judge_text() or JUDGE_SYSTEM_PROMPT
+    last, told = len(game.protocol.rounds) - 1, config.judge_text() or comparison.JUDGE_SYSTEM_PROMPT
     chosen = pairs(range(game.num_agents), TournamentPattern.ALL_PAIRS_ONE_WAY)[: config.initial_judge_pairs]
     keys = [(solution_key(one, last), solution_key(other, last)) for one, other in chosen]
     return judge_calls(

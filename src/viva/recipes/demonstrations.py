@@ -18,9 +18,9 @@ from viva.conversation.records import ReplyStatus, Turn
 from viva.conversation.rendering import build_prompt, read_reply, reply_tokens
 from viva.eval.direct import ask_all
 from viva.eval.records import Asked
+from viva.judging import comparison
 from viva.judging.answers import extract_answer
 from viva.judging.comparison import (
-    JUDGE_SYSTEM_PROMPT,
     VERDICT_PREFIX,
     TournamentPattern,
     judge_accuracy,
@@ -97,7 +97,7 @@ def verdicts(renderer: Renderer, pair: Pair, mode: JudgeMode) -> list[Example]:
         rest = f'{label}"}}'
         if mode == "verdict":
             rest = json.dumps({"reasoning": pair.right, "preference": label}, ensure_ascii=False)
-        messages = judge_messages(pair.question, first, second, JUDGE_SYSTEM_PROMPT)
+        messages = judge_messages(pair.question, first, second, comparison.JUDGE_SYSTEM_PROMPT)
         prompt = build_prompt(renderer, messages, prefill=prefix).to_ints()
         whole = build_prompt(renderer, messages, prefill=f"{prefix}{rest}").to_ints()
         is_joined = whole[: len(prompt)] == prompt
