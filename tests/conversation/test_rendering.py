@@ -426,17 +426,15 @@ def test_thoughts_that_the_prompt_opens_stay_out_of_a_reply_that_is_cut() -> Non
 
 @pytest.mark.parametrize("opening", ["", "<think>\n"])
 def test_a_finished_reply_by_a_template_is_without_its_thinking(opening: str) -> None:
-    """Regression: thinking stayed in replies under a template, and was left out of those that were cut."""
     tokenizer = tiny_tokenizer("qwen3_instruct", ADDED)
-    said = "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
-    tokenizer.chat_template = (
-        f"{said}{{% if add_generation_prompt %}}<|im_start|>assistant\n{opening}{{% endif %}}"
-    )
+    talk = "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    asked = "{% if add_generation_prompt %}<|im_start|>assistant\n" + opening
+    tokenizer.chat_template = talk + asked + "{% endif %}"
     renderer = load_renderer(tokenizer, model_name="x", renderer_name="chat_template")
     for begun in ("<think>I wonder", *(["I wonder"] if opening else [])):
         tokens = guarded(renderer).encode(f"{begun}</think>Four<|im_end|>", add_special_tokens=False)
-        replies = [read_reply(renderer, each) for each in (tokens, tokens[:-1])]
-        assert replies == [("Four", True), ("Four", False)]
+        assert read_reply(renderer, tokens) == ("Four", True)
+        assert read_reply(renderer, tokens[:-1]) == ("Four", False)
 
 
 def test_code_of_others_that_asks_the_renderer_itself_is_as_safe() -> None:
