@@ -1,5 +1,6 @@
 """viva eval from the command line, on a model it has never seen: every kind of target, and what is written."""
 
+import hashlib
 import json
 from functools import partial
 from pathlib import Path
@@ -46,6 +47,11 @@ def evaluate(capsys, target, **options):
     assert status == 0, told.err
     files = [Path(line) for line in told.out.splitlines() if line.endswith(".json")]
     return told.out, files
+
+
+def graded_by(path):
+    """Digests of the user's code in a result file."""
+    return list(read_evaluation(path).options["user_code"].values())
 
 
 def last_metrics(run):
@@ -162,6 +168,13 @@ def test_a_run_is_graded_as_it_was_unless_another_grader_is_given(model, problem
     assert train_critique([f"{name}={value}" for name, value in options.items()]) == 0
     (path,) = evaluate(capsys, folder)[1]
     assert read_evaluation(path).options["grader"] == f"{code}:any_reply"
+    assert graded_by(path) == [hashlib.sha256(code.read_bytes()).hexdigest()]
+    code.write_text("def any_reply(reply, known):\n    return False\n")
+    (edited,) = evaluate(capsys, folder)[1]
+    assert edited != path
+    assert graded_by(edited) == [hashlib.sha256(code.read_bytes()).hexdigest()] != graded_by(path)
+    assert viva.cli.main(["eval", str(folder), f"against={path}"]) == 2
+    assert "the source of your own code has changed" in capsys.readouterr().err
     code.unlink()
     assert viva.cli.main(["eval", str(folder)]) == 2
     told = capsys.readouterr().err
@@ -169,6 +182,26 @@ def test_a_run_is_graded_as_it_was_unless_another_grader_is_given(model, problem
     assert "Give another one, as in grader=math" in told
     (path,) = evaluate(capsys, folder, grader="math")[1]
     assert read_evaluation(path).options["grader"] == "math"
+
+
+def test_the_code_of_a_run_is_found_where_the_run_was_started(model, problems, tmp_path, capsys, monkeypatch):
+    started, code = tmp_path / "started", "def any_reply(reply, known):\n    return True\n"
+    started.mkdir()
+    (started / "own.py").write_text(code)
+    monkeypatch.chdir(started)
+    given = {"model_name": model, "train_prompts_path": problems, "test_prompts_path": problems}
+    more = {"max_steps": 1, "num_test_conversations": 0, "grader": "own.py:any_reply", "log_path": "runs/x"}
+    assert train_critique([f"{name}={value}" for name, value in (OPTIONS | given | more).items()]) == 0
+    assert "edited" not in capsys.readouterr().out
+    (here,) = evaluate(capsys, "runs/x")[1]
+    assert read_evaluation(here).options["grader"] == "own.py:any_reply"
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text(code.replace("True", "False"))  # not the run's
+    (there,) = evaluate(capsys, started / "runs/x")[1]
+    assert graded_by(there) == graded_by(started / here)
+    (started / "own.py").write_text(code.replace("True", "bool(reply)"))
+    told, _ = evaluate(capsys, started / "runs/x")
+    assert f"note: {started / 'own.py'}:any_reply was edited since {started / 'runs/x'} was trained" in told
 
 
 def test_another_kind_of_conversation_than_the_trained_one(run, capsys):

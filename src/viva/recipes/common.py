@@ -45,6 +45,8 @@ NOBODY = "none"
 _BUILT_IN = "tiny"
 _PATHS = ("model_name", "train_prompts_path", "test_prompts_path", "judge_prompt_path", "judge", "eval_judge")
 """Options that may be paths of files that a run reads."""
+_CODE = ("grader", "protocol", "reward")
+"""Options that may name the user's code in a file, as ``path.py:NAME``."""
 _BUILT_IN_RATE = 1.5e-3  # measured, see benchmarks/log.md
 
 
@@ -134,11 +136,23 @@ def located(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     places = [now]
     if not then.is_absolute() and ".." not in then.parts and now.parts[-len(then.parts) :] == then.parts:
         places.insert(0, now.parents[len(then.parts) - 1])
+
+    def place(path: str) -> str:
+        there = next((each / path for each in places if (each / path).exists()), None)
+        return path if there in (None, Path(path).resolve()) else str(there)
+
     found = dict(config)
     for name in _PATHS:
         path = found.get(name)
-        if isinstance(path, str) and path and path not in words and not Path(path).is_absolute():
-            found[name] = next((str(each / path) for each in places if (each / path).exists()), path)
+        if isinstance(path, str) and path and path not in words:
+            found[name] = place(path)
+    moved: dict[object, str] = {}
+    for name in _CODE:
+        where, _, attribute = str(found.get(name)).rpartition(":")
+        if where.endswith(".py"):
+            moved[found[name]] = found[name] = f"{place(where)}:{attribute}"
+    if moved and config.get("user_code"):
+        found["user_code"] = {moved.get(name, name): digest for name, digest in config["user_code"].items()}
     return found
 
 

@@ -4,7 +4,7 @@ Stored evaluations are shown and compared without sampling.
 """
 
 import json
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -105,7 +105,7 @@ async def evaluate(name: str, options: EvalOptions) -> tuple[str, Evaluation]:
     targets = [each for each in (target, against) if each is not None]
     for each in targets[options.output is not None :]:
         check_place(_path(plan, each))
-    _print_plan(plan)
+    _print_plan(plan, targets)
     kept = _path(plan, target).with_name(ANSWERS_FILE)
     async with AsyncExitStack() as stack:
         # all of them, before the first reply is sampled
@@ -125,13 +125,18 @@ async def evaluate(name: str, options: EvalOptions) -> tuple[str, Evaluation]:
     return text, evaluation
 
 
-def _print_plan(plan: EvalPlan) -> None:
+def _print_plan(plan: EvalPlan, targets: Sequence[Target]) -> None:
     parts = [plan.measured]
     if plan.num_unanswered:
         parts.append(f"{plan.num_unanswered} without a known answer left out")
     for kind, config in plan.conversations.items():
         parts.append(f"{len(plan.talked_about)} of them in {kind} of {counted(config.num_agents, 'agent')}")
     say("; ".join(parts))
+    for target in targets:
+        for name in plan.edited(target):
+            say(
+                f"note: {name} was edited since {target.name} was trained; what counts here is the code of now"
+            )
 
 
 async def _evaluate(plan: EvalPlan, target: Target, opened: OpenPolicy, path: Path) -> tuple[Evaluation, str]:
@@ -388,7 +393,12 @@ def _check_comparable(record: Mapping[str, object], digest: str, stored: Evaluat
         if now.get(name) != then.get(name)
     ]
     if names:
+        told = [
+            "the source of your own code has changed, or is not known of then"
+            if name == "user_code"
+            else f"{name} was {then.get(name)!r} and is {now.get(name)!r}"
+            for name in names
+        ]
         raise ValueError(
-            f"the stored evaluation of {stored.target['name']} was made with other options: "
-            f"{', '.join(f'{name} was {then.get(name)!r} and is {now.get(name)!r}' for name in names)}"
+            f"the stored evaluation of {stored.target['name']} was made with other options: {', '.join(told)}"
         )

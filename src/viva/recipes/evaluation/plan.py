@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import chz
 
@@ -23,7 +23,7 @@ from viva.recipes.plan import at_least, not_negative, positive
 from viva.recipes.protocol import ConversationConfig
 from viva.recipes.reward import ENDPOINT_BOUNDS
 from viva.run.files import place_problem
-from viva.selfplay.user_code import find_check
+from viva.selfplay.user_code import find_check, source_digests
 from viva.tiny import model_path
 from viva.training.data import PromptItem, derive_seed, prompts_digest
 from viva.training.service import EngineConfig, Engines, choose_engine
@@ -77,6 +77,14 @@ class EvalPlan:
         return self.items[: self.shared.num_test_conversations]
 
     @property
+    def code(self) -> dict[str, str | None]:
+        """Digests of the user's own code that speaks, pays or grades, by the name under which options have it."""
+        code = source_digests(self.shared.grader)
+        for config in self.conversations.values():
+            code |= cast(dict[str, str | None], config.record().get("user_code", {}))
+        return code
+
+    @property
     def record(self) -> dict[str, Any]:
         """All that decides what is sampled and how it is graded, ready for JSON."""
         shared = self.shared
@@ -96,7 +104,14 @@ class EvalPlan:
         for kind, config in self.conversations.items():
             record[kind] = recipe_record(config, config.game().reward.judge)
             record[kind]["problems"] = len(self.talked_about)
+        if code := self.code:
+            record["user_code"] = code
         return record
+
+    def edited(self, target: Target) -> list[str]:
+        """Names of the user's own code that a run was trained with and that is another one now."""
+        then = target.config.get("user_code") or {}
+        return [name for name, digest in self.code.items() if then.get(name, digest) != digest]
 
     @property
     def digest(self) -> str:
