@@ -404,7 +404,7 @@ _CAUSES = (
     "share these take. The rest is attention, norms, rotary embeddings and the calls of all of these. Tried (the log)"
     " and in use: weights packed for oneDNN, oneDNN's products in training, layers of one input as one product, "
     "layers and products of our own in decoding, compiled kernels between the products and for attention in decoding,"
-    " of prompts and of trees, a last layer that computes what is read, shared beginnings by torch's kernel, threads "
+    " of prompts and of trees, a last layer that computes what is read, shared beginnings by a kernel of their own, threads "
     "that spin, memory kept between steps. Tried and not in use: huge pages, norms in other forms, torch.compile "
     "between the products."
 )

@@ -18,6 +18,7 @@ from torch.nn.functional import rms_norm, silu
 from viva.engine.kernels import (
     LowRank,
     Norm,
+    SharedKeys,
     add_low_rank,
     as_array,
     attend_rows,
@@ -197,6 +198,50 @@ def test_attention_of_several_tokens_is_that_of_one_after_another(
         assert (sums[:, :, token : token + 1] - totals).abs().max() <= 2 * bound
     alone = attend_rows(query[:1], store[:, 1:].contiguous(), np.array(past[:1]) + new, scale, window)
     assert torch.equal(alone[0][0], output[0])
+
+
+@types
+@settings(max_examples=40, deadline=None)
+@given(
+    begins=st.lists(st.sampled_from([None, 1, 65, 400]), min_size=1, max_size=9),
+    new=st.sampled_from([1, 3, 40]),
+    heads=st.sampled_from([(1, 1), (4, 2), (9, 3)]),
+    size=st.sampled_from([2, 8, 64, 70]),
+    window=st.sampled_from([None, 1, 7, 64, 500]),
+    scale=st.sampled_from([0.1, 1.0]),
+)
+def test_attention_to_prefixes_that_rows_share_is_that_to_their_own_copies(
+    dtype: torch.dtype,
+    begins: list[int | None],
+    new: int,
+    heads: tuple[int, int],
+    size: int,
+    window: int | None,
+    scale: float,
+) -> None:
+    queries, keys = heads
+    lengths = sorted({length for length in begins if length is not None})
+    # of a longer one the first tokens, so that heads do not follow one another
+    prefixes = {length: numbers(2, 2, keys, length + 3, size, seed=length, dtype=dtype) for length in lengths}
+    states = [list(prefixes[length][:, :, :, :length]) for length in lengths]
+    past = [7 * row % 23 for row in range(len(begins))]
+    store = numbers(2, len(begins), keys, 64, size, seed=1, dtype=dtype)
+    query = numbers(len(begins), queries, new, size, seed=2, dtype=dtype)
+    first = torch.tensor([begin or 0 for begin in begins]) + torch.tensor(past)
+    rows = [[row for row, begin in enumerate(begins) if begin == length] for length in lengths]
+    shared = None
+    if lengths:
+        shared = SharedKeys(states, rows, first[:, None] + torch.arange(new), queries // keys)
+    output, _ = attend_rows(query, store, np.array(past) + new, scale, window, shared, layer=1)
+    for row, begin in enumerate(begins):
+        for token in {0, new - 1}:
+            own = store[:, row, :, : past[row] + token + 1]
+            whole = own if begin is None else torch.cat([prefixes[begin][1, :, :, :begin], own], 2)
+            asked = query[row : row + 1, :, token : token + 1]
+            expected, totals = reference(asked, whole[:, None], 0, [whole.shape[2]], scale, window)
+            bound = 2e-6 * max(1.0, float(totals.abs().max()))
+            error = 6 * bound + (TYPES[dtype] * 8 if dtype != torch.float32 else 0)
+            assert (output[row : row + 1, :, token : token + 1].double() - expected).abs().max() <= error
 
 
 @types

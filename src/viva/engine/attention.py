@@ -256,17 +256,14 @@ def attend(
     step.num_attended += 1
     groups = query.shape[1] // key.shape[1]
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    compiled = softcap is None and can_compile(query)
-    if step.parts is not None:
+    if softcap is None and can_compile(query):
+        given = query, step.store, step.lengths, scale, window
+        output = attend_rows(*given, step.shared_keys(groups), step.layer)[0]
+    elif step.parts is not None:
         folded = query.reshape(len(query), key.shape[1], -1, query.shape[-1])
-        if compiled:
-            averages = _compiled_averages(query, folded.shape, step, scale, window)
-        else:
-            averages = _own_averages(folded, key, value, step, scale, window, softcap)
+        averages = _own_averages(folded, key, value, step, scale, window, softcap)
         where = step.parts, step.layer, step.positions
         output = two_part_attention(folded, averages, *where, scale, window, softcap).reshape(query.shape)
-    elif compiled:
-        output = attend_rows(query, step.store, step.lengths, scale, window)[0]
     elif softcap is not None:
         output = _softcapped(query, key, value, step.mask(window), scale, softcap)
     elif step.num_new == 1:
@@ -282,15 +279,6 @@ def attend(
             scale=scale,
         )
     return output.transpose(1, 2).contiguous()
-
-
-def _compiled_averages(
-    query: torch.Tensor, shape: torch.Size, step: RaggedStep, scale: float, window: int | None
-) -> Callable[[Part], _Averages]:
-    """Averages over the rows' own tokens for `two_part_attention`, which has queries in another shape."""
-    found = attend_rows(query, step.store, step.lengths, scale, window)
-    output, sums = found[0].reshape(shape), found[1].view(shape[:3])
-    return lambda part: (output[part.rows], sums[part.rows])
 
 
 def _own_averages(

@@ -25,8 +25,6 @@ from viva.engine.kernels import can_compile, can_multiply, multiply, tiled
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_LEAST_ROWS = 4
-"""Fewer rows are filled up to this: the product of four is faster than that of one."""
 _FINE_ROWS = 64
 """More rows are filled up to a round number, by 2 % on average. oneDNN makes a kernel for every number of rows it
 meets, in a millisecond, and keeps it, half a megabyte: prompts of all lengths would take a gigabyte."""
@@ -45,9 +43,7 @@ def product(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | Non
 
 def _missing_rows(num_rows: int) -> int:
     """Rows of zeros to fill up with: many rows come to a multiple of 8, or of a 32nd of the next power of two."""
-    if num_rows <= _FINE_ROWS:
-        return max(_LEAST_ROWS - num_rows, 0)
-    return -num_rows % max(8, 1 << (num_rows.bit_length() - 5))
+    return 0 if num_rows <= _FINE_ROWS else -num_rows % max(8, 1 << (num_rows.bit_length() - 5))
 
 
 class TiledLinear(nn.Module):

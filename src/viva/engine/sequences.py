@@ -114,8 +114,8 @@ class PrefixCache:
             node.parent.num_children -= 1
 
 
-LEAST_GAIN = 1024
-"""Keys that sharing a prefix must save in a step; below it a second product costs more."""
+LEAST_GAIN = 256
+"""Keys that sharing a prefix must save in a step; below it a second average costs more."""
 
 
 @dataclass(kw_only=True, eq=False)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from viva.engine.kernels import as_array
+from viva.engine.kernels import SharedKeys, as_array
 
 _MOST_ENTRIES = 2**20
 """Scores per head that are held at once."""
@@ -192,13 +192,12 @@ class RaggedStep:
         self.places = torch.tensor(past, device=device)[:, None] + torch.arange(num_new, device=device)
         """Places of the new tokens among their row's own."""
         self.positions = self.places
-        self.parts = None
+        self._parts: list[Part] | None = None
         self._depths = None
         if any(prefix is not None for prefix in prefixes):
             depths = [0 if prefix is None else prefix.length for prefix in prefixes]
             self._depths = torch.tensor(depths, device=device)[:, None]
             self.positions = self.places + self._depths
-            self.parts = make_parts(self.groups, prefixes, num_new, device)
         self.begin()
 
     def begin(self) -> None:
@@ -209,6 +208,7 @@ class RaggedStep:
         self._biases: dict[tuple[int | None, int], torch.Tensor | None] = {}
         self._rotation: tuple[np.ndarray, np.ndarray] | None = None
         self._where: tuple[np.ndarray, np.ndarray] | None = None
+        self._shared: SharedKeys | None = None
         self._slots: dict[torch.Size, torch.Tensor] = {}
 
     def move(self, past: Sequence[int]) -> None:
@@ -285,6 +285,24 @@ class RaggedStep:
             rows = np.arange(self.num_rows).repeat(self.num_new)
             self._where = rows, self.places.flatten().numpy()
         return self._where
+
+    @property
+    def parts(self) -> list[Part] | None:
+        """The rows as `two_part_attention` takes them; ``None`` where they share nothing."""
+        if self._parts is None and self._depths is not None:
+            self._parts = make_parts(self.groups, self._prefixes, self.num_new, self._device)
+        return self._parts
+
+    def shared_keys(self, groups: int) -> SharedKeys | None:
+        """The rows' prefixes for the kernels, the same for all layers, with ``G`` queries for each head of keys."""
+        if self._shared is None and self._depths is not None:
+            found: dict[int, tuple[SharedPrefix, list[int]]] = {}
+            for row, prefix in enumerate(self._prefixes):
+                if prefix is not None:
+                    found.setdefault(id(prefix), (prefix, []))[1].append(row)
+            prefixes, rows = zip(*found.values(), strict=True)
+            self._shared = SharedKeys([each.states for each in prefixes], rows, self.positions, groups)
+        return self._shared
 
     def _make_mask(self, window: int | None) -> torch.Tensor | None:
         if self.num_new == 1 and self.uniform_past is not None and (window is None or self.length <= window):

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from numba.core.errors import NumbaError
 
-from viva.engine.kernels.attention import attend_rows
+from viva.engine.kernels.attention import SharedKeys, attend_rows
 from viva.engine.kernels.compiler import as_array, is_code_kept, use_threads
 from viva.engine.kernels.layers import (
     Norm,
@@ -48,6 +48,7 @@ from viva.engine.kernels.trees import TreePlan, attend_tree
 __all__ = [
     "LowRank",
     "Norm",
+    "SharedKeys",
     "TreePlan",
     "add_low_rank",
     "as_array",
@@ -115,7 +116,8 @@ def compile_all() -> None:
     rows = torch.ones(2, 8)
     heads = torch.ones(1, 1, 2, 8)
     store = torch.ones(2, 1, 1, 64, 8)
-    attend_rows(heads, store, np.array([2]), 1.0, None)
+    shared = SharedKeys([[store[:, 0]]], [[0]], torch.tensor([[64, 65]]), 1)
+    attend_rows(heads, store, np.array([2]), 1.0, None, shared)
     attend_rows(heads[:, :, :1], store, np.array([2]), 1.0, None)
     cell: Any = SimpleNamespace(queries=slice(0, 2), keys=(slice(0, 2),), visible=np.ones((2, 2), bool))
     plan = TreePlan([cell], [(2, torch.zeros(2, 0, dtype=torch.bool))])

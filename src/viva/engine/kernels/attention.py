@@ -1,12 +1,16 @@
-"""Attention of new tokens to their row's own keys: one per row, or several.
+"""Attention of new tokens to their row's own keys, one per row or several, and to those of a prefix that rows share.
 
-Of several, queries are columns and keys rows of a product, so that keys and values are read as they lie, and the
-softmax of a query runs along its column. A block of keys is used and forgotten under a running softmax (Milakov and
-Gimelshein 2018, arXiv 1805.02867).
+Of several tokens that see the same keys, queries are columns and keys rows of a product, so that keys and values are
+read as they lie, and the softmax of a query runs along its column. A block of keys is used and forgotten under a
+running softmax (Milakov and Gimelshein 2018, arXiv 1805.02867). The averages over a prefix and over a row's own keys
+become one by their sums of weights (Juravsky et al. 2024, arXiv 2402.05099).
 
 Shapes: ``B`` rows of ``T`` new tokens, ``Q`` query heads, ``K`` key-value heads, ``G = Q / K``, ``D`` head size, ``R``
-rows of a store and ``L`` tokens that each has room for; ``W`` columns of a tile; ``N`` rows of one new token.
+rows of a store and ``L`` tokens that each has room for; ``W`` columns of a tile; ``N`` rows of one new token; ``P``
+prefixes.
 """
+
+from collections.abc import Sequence
 
 import numba
 import numpy as np
@@ -22,17 +26,62 @@ from viva.engine.kernels.compiler import (
     inner,
     largest,
     narrow,
+    numbers_at,
     widen,
 )
-from viva.engine.kernels.tile import TILE_COLUMNS, add_rows
+from viva.engine.kernels.tile import TILE_COLUMNS, add_narrow_rows, add_rows
 
 _EVERYTHING = 2**62
 
 
+class SharedKeys:
+    """Prefixes that rows share, for the layers of one pass.
+
+    Args:
+        states: Keys and values of each prefix by layer, ``[2, K, L, D]``, of which ``[L, D]`` is contiguous, with the
+            same distances in all layers. They must be kept.
+        rows: The rows that begin with each prefix.
+        positions: Of the rows' new tokens in their whole sequences, ``[B, T]``.
+        groups: ``G``.
+    """
+
+    def __init__(
+        self,
+        states: Sequence[Sequence[torch.Tensor]],
+        rows: Sequence[Sequence[int]],
+        positions: torch.Tensor,
+        groups: int,
+    ) -> None:
+        self.positions = positions.numpy().reshape(-1)
+        self.addresses = np.array([[each.data_ptr() for each in prefix] for prefix in states]).T.copy()
+        """``[layers, P]``."""
+        self.shapes = np.array([[prefix[0].shape[2], *prefix[0].stride()[:2]] for prefix in states])
+        """Tokens, and the distances of values from keys and of heads, ``[P, 3]``."""
+        new = np.arange(positions.shape[1])
+        tokens = [(np.array(each)[:, None] * len(new) + new).flatten() for each in rows]
+        self.tokens = np.concatenate(tokens)
+        """Places of the tokens of each prefix in ``[B, T]``."""
+        ends = np.cumsum([len(each) * groups for each in tokens])
+        self.tiles = np.array(
+            [
+                (prefix, first, min(first + TILE_COLUMNS, end))
+                for prefix, (each, end) in enumerate(zip(tokens, ends.tolist(), strict=True))
+                for first in range(end - len(each) * groups, end, TILE_COLUMNS)
+            ]
+        )
+        """Prefix, first query and end of each tile, ``[.., 3]``; a token has ``G`` queries for each head of keys."""
+
+
 def attend_rows(
-    query: torch.Tensor, store: torch.Tensor, lengths: Array, scale: float, window: int | None
+    query: torch.Tensor,
+    store: torch.Tensor,
+    lengths: Array,
+    scale: float,
+    window: int | None,
+    shared: SharedKeys | None = None,
+    layer: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention of the last tokens of rows to their row's own keys up to themselves.
+    """Attention of the last tokens of rows to their row's own keys up to themselves, and to prefixes before these.
 
     Args:
         query: ``[B, Q, T, D]``.
@@ -40,20 +89,26 @@ def attend_rows(
         lengths: Keys that each row has, ``[B]``.
         scale: Of the scores.
         window: Keys that are seen, counting back from the query's own.
+        shared: Prefixes of the rows, if there are any.
+        layer: Whose states of the prefixes are read.
 
     Returns:
-        Averages of values, ``[B, Q, T, D]``, and logarithms of the sums of weights, ``[B, Q, T]`` float32.
+        Averages of values, ``[B, Q, T, D]``, and logarithms of the sums of weights of own keys, ``[B, Q, T]`` float32.
     """
     seen, factor = _EVERYTHING if window is None else window, np.float32(scale)
     asked = query.transpose(1, 2).contiguous()
     output, sums = torch.empty_like(asked), torch.empty(query.shape[:3])
-    num_new = query.shape[2]
+    num_new, keys = query.shape[2], as_array(store)
     if num_new == 1:
-        asked, found, logsums = asked[:, 0], output[:, 0], sums[:, :, 0]
-        _attend_one(as_array(asked), as_array(store), lengths, seen, factor, as_array(found), logsums.numpy())
+        found, logsums = output[:, 0], sums[:, :, 0]
+        _attend_one(as_array(asked[:, 0]), keys, lengths, seen, factor, as_array(found), logsums.numpy())
     else:
         past = lengths - num_new
-        _attend_many(as_array(asked), as_array(store), past, seen, factor, as_array(output), sums.numpy())
+        _attend_many(as_array(asked), keys, past, seen, factor, as_array(output), sums.numpy())
+    if shared is not None:
+        where = shared.addresses[layer], shared.shapes, shared.tiles, shared.tokens, shared.positions
+        given = as_array(asked), keys.shape[2], *where, seen, factor
+        _add_shared(*given, as_array(output), sums.numpy())
     return output.transpose(1, 2), sums
 
 
@@ -177,7 +232,7 @@ def _hide(scores: Array, first: int, count: int, places: Array, window: int) -> 
     least, most = places.min(), places.max()
     for key in range(count):
         if first + key > least or first + key <= most - window:
-            for column in range(TILE_COLUMNS):
+            for column in range(scores.shape[1]):
                 is_seen = places[column] - window < first + key <= places[column]
                 scores[key, column] = scores[key, column] if is_seen else -np.inf
 
@@ -185,23 +240,59 @@ def _hide(scores: Array, first: int, count: int, places: Array, window: int) -> 
 @inner
 def _weigh_columns(scores: Array, count: int, tops: Array, totals: Array, average: Array) -> None:
     """Turn scores into weights, and let what was found before be relative to the same largest score."""
-    shrunk = np.empty(TILE_COLUMNS, np.float32)
-    for column in range(TILE_COLUMNS):
+    width = scores.shape[1]
+    shrunk = np.empty(width, np.float32)
+    for column in range(width):
         shrunk[column] = tops[column]
     for key in range(count):
-        for column in range(TILE_COLUMNS):
+        for column in range(width):
             tops[column] = scores[key, column] if scores[key, column] > tops[column] else tops[column]
-    for column in range(TILE_COLUMNS):
+    for column in range(width):
         shrunk[column] = exp(shrunk[column] - tops[column])
         totals[column] *= shrunk[column]
     for i in range(len(average)):
-        for column in range(TILE_COLUMNS):
+        for column in range(width):
             average[i, column] *= shrunk[column]
     for key in range(count):
-        for column in range(TILE_COLUMNS):
+        for column in range(width):
             weight = exp(scores[key, column] - tops[column])
             scores[key, column] = weight
             totals[column] += weight
+
+
+@inner
+def _average_columns(
+    keys: Array,
+    values: Array,
+    asked: Array,
+    places: Array,
+    window: int,
+    stop: int,
+    tops: Array,
+    totals: Array,
+    average: Array,
+) -> None:
+    """Averages of values, ``[D, W]``, by queries ``[D, W]`` at some places; keys from ``stop`` on are not there.
+
+    Each query's largest score, and its sum of weights relative to that one, are written to ``[W]``.
+    """
+    size, width = asked.shape
+    scores = np.empty((_MANY_BLOCK, width), np.float32)
+    weights, tile = scores.reshape(-1), (0, width)
+    average[:], tops[:], totals[:] = 0, _LOWEST, 0
+    for first in range(max(0, places.min() + 1 - window), stop, _MANY_BLOCK):
+        count = min(_MANY_BLOCK, stop - first)
+        key_at, value_at = (first * size, size, 1), (first * size, 1, size)
+        if width == TILE_COLUMNS:
+            add_rows(count, keys, key_at, asked.reshape(-1), tile, weights, tile, size, 0)
+        else:
+            add_narrow_rows(count, keys, key_at, asked.reshape(-1), tile, weights, tile, size, 0)
+        _hide(scores, first, count, places, window)
+        _weigh_columns(scores, count, tops, totals, average)
+        if width == TILE_COLUMNS:
+            add_rows(size, values, value_at, weights, tile, average.reshape(-1), tile, count, 1)
+        else:
+            add_narrow_rows(size, values, value_at, weights, tile, average.reshape(-1), tile, count, 1)
 
 
 @Kernel
@@ -218,7 +309,6 @@ def _attend_many(
     num_new, size, heads = query.shape[1], query.shape[3], store.shape[2]
     groups = query.shape[2] // heads
     blocks = -(-num_new * groups // TILE_COLUMNS)
-    tile = 0, TILE_COLUMNS
     for unit in numba.prange(len(query) * heads * blocks):
         row, head, block = unit // (heads * blocks), unit // blocks % heads, unit % blocks
         keys, values = store[0, row, head].reshape(-1), store[1, row, head].reshape(-1)
@@ -232,22 +322,64 @@ def _attend_many(
             asking = query[row, token, head * groups + group]
             for i in range(size):
                 asked[i, column] = widen(asking[i]) * scale
-        scores = np.empty((_MANY_BLOCK, TILE_COLUMNS), np.float32)
-        average = np.zeros((size, TILE_COLUMNS), np.float32)
-        tops = np.full(TILE_COLUMNS, _LOWEST, np.float32)
-        totals = np.zeros(TILE_COLUMNS, np.float32)
+        average = np.empty((size, TILE_COLUMNS), np.float32)
+        tops, totals = np.empty(TILE_COLUMNS, np.float32), np.empty(TILE_COLUMNS, np.float32)
         stop = places[TILE_COLUMNS - 1] + 1
-        for first in range(max(0, places[0] + 1 - window), stop, _MANY_BLOCK):
-            count = min(_MANY_BLOCK, stop - first)
-            key_at, value_at = (first * size, size, 1), (first * size, 1, size)
-            weights = scores.reshape(-1)
-            add_rows(count, keys, key_at, asked.reshape(-1), tile, weights, tile, size, 0)
-            _hide(scores, first, count, places, window)
-            _weigh_columns(scores, count, tops, totals, average)
-            add_rows(size, values, value_at, weights, tile, average.reshape(-1), tile, count, 1)
+        _average_columns(keys, values, asked, places, window, stop, tops, totals, average)
         for column in range(used):
             token, group = (begin + column) // groups, (begin + column) % groups
             sums[row, head * groups + group, token] = tops[column] + np.log(totals[column])
             found = output[row, token, head * groups + group]
             for i in range(size):
                 found[i] = narrow(average[i, column] / totals[column], found[i])
+
+
+@Kernel
+def _add_shared(
+    query: Array,
+    heads: int,
+    addresses: Array,
+    shapes: Array,
+    tiles: Array,
+    tokens: Array,
+    positions: Array,
+    window: int,
+    scale: np.float32,
+    output: Array,
+    sums: Array,
+) -> None:
+    """Turn averages over own keys, ``[B, T, Q, D]``, into those over a prefix's, too; `SharedKeys` has the rest."""
+    num_new, size = query.shape[1], query.shape[3]
+    groups = query.shape[2] // heads
+    for unit in numba.prange(len(tiles) * heads):
+        head = unit % heads
+        prefix, begin, end = tiles[unit // heads]
+        length, values_at, heads_at = shapes[prefix]
+        address = addresses[prefix] + query.itemsize * head * heads_at
+        keys = numbers_at(address, length * size, query)
+        values = numbers_at(address + query.itemsize * values_at, length * size, query)
+        width = TILE_COLUMNS if end - begin > TILE_COLUMNS // 2 else TILE_COLUMNS // 2
+        asked = np.empty((size, width), np.float32)
+        places = np.empty(width, np.int64)
+        for column in range(width):
+            number = min(begin + column, end - 1)
+            token, asker = tokens[number // groups], head * groups + number % groups
+            places[column] = positions[token]
+            asking = query[token // num_new, token % num_new, asker]
+            for i in range(size):
+                asked[i, column] = widen(asking[i]) * scale
+        average = np.empty((size, width), np.float32)
+        tops, totals = np.empty(width, np.float32), np.empty(width, np.float32)
+        _average_columns(keys, values, asked, places, window, length, tops, totals, average)
+        for column in range(end - begin):
+            token, asker = tokens[(begin + column) // groups], head * groups + (begin + column) % groups
+            row, place = token // num_new, token % num_new
+            if totals[column] != 0:  # it sees some of them
+                own = sums[row, asker, place] - tops[column] - np.log(totals[column])
+                share = np.float32(1) / (np.float32(1) + exp(own))
+                found = output[row, place, asker]
+                for i in range(size):
+                    before = widen(found[i])
+                    found[i] = narrow(
+                        before + share * (average[i, column] / totals[column] - before), found[i]
+                    )

@@ -225,19 +225,21 @@ def fetch(context: object, array: types.Type, row: types.Type, count: types.Type
 
 
 @_intrinsic
-def _pointer(context: object, address: types.Type) -> Codegen:
+def _pointer(context: object, address: types.Type, like: types.Type) -> Codegen:
+    kind: Any = like
+
     def generate(
         context: BaseContext, builder: ir.IRBuilder, signature: Signature, arguments: Values
     ) -> Value:
-        return builder.inttoptr(arguments[0], ir.FloatType().as_pointer())
+        return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
 
-    return types.CPointer(types.float32)(types.int64), generate
+    return types.CPointer(kind.dtype)(types.int64, like), generate
 
 
 @inner
-def numbers_at(address: int, count: int) -> Array:
-    """The ``count`` float32 numbers at an address of memory, which must hold them."""
-    return carray(_pointer(address), count)
+def numbers_at(address: int, count: int, like: Array) -> Array:
+    """The ``count`` numbers of an array's type at an address of memory, which must hold them."""
+    return carray(_pointer(address, like), count)
 
 
 # with sums in any order, what is added and taken away for rounding would vanish

@@ -18,7 +18,7 @@ import torch
 from torch.nn.functional import pad
 
 from viva.engine.kernels.compiler import Array, Kernel, as_array, as_rows, inner, narrow, numbers_at, widen
-from viva.engine.kernels.tile import HAS_PAIRS, LANES, TILE_COLUMNS, add_rows, add_tile
+from viva.engine.kernels.tile import HAS_PAIRS, LANES, TILE_COLUMNS, VECTORS, add_rows, add_tile
 
 _CHUNK = 32
 """Tokens of an adapter that are computed together."""
@@ -196,7 +196,7 @@ def _add_tile(sums: Array, first: int, up: Array, outputs: Array, place: int, co
     """Add a tile's numbers, ``[r, TILE_COLUMNS]`` weighed by ``r`` sums, to outputs from a place on."""
     ranks = len(up) // TILE_COLUMNS
     if columns == TILE_COLUMNS:
-        add_tile(1, sums, (first, 0, 1), up, (0, TILE_COLUMNS), outputs, (place, 0), ranks, 1)
+        add_tile(1, VECTORS, sums, (first, 0, 1), up, (0, TILE_COLUMNS), outputs, (place, 0), ranks, 1)
     else:
         for rank in range(ranks):
             for column in range(columns):
@@ -215,7 +215,7 @@ def _add_low_rank(
         adapter, begin, end = chunks[unit // blocks]
         rank = unit % blocks * _DOTS
         if rank < records[adapter, 1]:
-            down = numbers_at(records[adapter, 0] + _BYTES * rank * size, _DOTS * size)
+            down = numbers_at(records[adapter, 0] + _BYTES * rank * size, _DOTS * size, sums)
             _reduce(inputs, order[begin:end], down.reshape(_DOTS, size), sums[begin:end, rank : rank + _DOTS])
     flat, result, width = sums.reshape(-1), outputs.reshape(-1), sums.shape[1]
     runs = -(-len(tiles) // _RUN)
@@ -228,7 +228,7 @@ def _add_low_rank(
                 address, first, ranks = records[adapter, 2 + 3 * layer : 5 + 3 * layer]
                 if ranks:
                     count = ranks * TILE_COLUMNS
-                    up = numbers_at(address + _BYTES * number * count, count)
+                    up = numbers_at(address + _BYTES * number * count, count, sums)
                     _add_tile(
                         flat,
                         token * width + first,

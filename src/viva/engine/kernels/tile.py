@@ -27,9 +27,9 @@ RowPlace = tuple[int, int]
 
 llvm.initialize_native_asmparser()  # for `_multiply`
 _FEATURES = llvm.get_host_cpu_features()
-LANES, _VECTORS = (16, 4) if _FEATURES.get("avx512f") else (8, 2)
+LANES, VECTORS = (16, 4) if _FEATURES.get("avx512f") else (8, 2)
 TILE_ROWS = 6
-TILE_COLUMNS = LANES * _VECTORS
+TILE_COLUMNS = LANES * VECTORS
 """Sums of a tile fill three quarters of the registers; what is multiplied takes the rest."""
 _target: Any = config  # numba has no types
 _IS_OURS = _target.CPU_NAME is None and _target.CPU_FEATURES is None
@@ -46,6 +46,7 @@ _PAIRS = ir.VectorType(_WORD, LANES)
 def add_tile(  # an intrinsic takes no variable number of arguments
     context: object,
     rows: types.IntegerLiteral,
+    vectors: types.IntegerLiteral,
     left: types.Type,
     at: types.Type,
     right: types.Type,
@@ -60,6 +61,7 @@ def add_tile(  # an intrinsic takes no variable number of arguments
     Args:
         context: Numba's; callers leave it out.
         rows: Of the tile, a literal number up to `TILE_ROWS`.
+        vectors: Of `LANES` columns each, a literal number up to `VECTORS`.
         left: Array that holds the first factor, as float32 or bfloat16.
         at: `Place` of that.
         right: Array that holds the second factor. If both are bfloat16, two numbers of a column follow one another:
@@ -72,73 +74,83 @@ def add_tile(  # an intrinsic takes no variable number of arguments
     """
     pair, triple = (types.UniTuple(types.int64, size) for size in (2, 3))
     number = types.int64
-    signature = types.void(rows, left, triple, right, pair, sums, pair, number, number)
-    return signature, _generate(rows.literal_value)
+    signature = types.void(rows, vectors, left, triple, right, pair, sums, pair, number, number)
+    return signature, _generate(rows.literal_value, vectors.literal_value)
 
 
-@inner
-def add_rows(
-    rows: int,
-    left: Array,
-    at: Place,
-    right: Array,
-    right_at: RowPlace,
-    sums: Array,
-    sums_at: RowPlace,
-    count: int,
-    keep: int,
-) -> None:
-    """`add_tile` of any number of rows."""
-    begin, row_step, step = at
-    place, width = sums_at
-    whole = rows // TILE_ROWS * TILE_ROWS
-    for row in range(0, whole, TILE_ROWS):
-        tile, target = (begin + row * row_step, row_step, step), (place + row * width, width)
-        add_tile(TILE_ROWS, left, tile, right, right_at, sums, target, count, keep)
-    rest = rows - whole
-    tile, target = (begin + whole * row_step, row_step, step), (place + whole * width, width)
-    if rest == 1:
-        add_tile(1, left, tile, right, right_at, sums, target, count, keep)
-    elif rest == 2:
-        add_tile(2, left, tile, right, right_at, sums, target, count, keep)
-    elif rest == 3:
-        add_tile(3, left, tile, right, right_at, sums, target, count, keep)
-    elif rest == 4:
-        add_tile(4, left, tile, right, right_at, sums, target, count, keep)
-    elif rest == 5:
-        add_tile(5, left, tile, right, right_at, sums, target, count, keep)
+def _rows_adder(vectors: int) -> Callable[..., None]:
+    @inner
+    def add(
+        rows: int,
+        left: Array,
+        at: Place,
+        right: Array,
+        right_at: RowPlace,
+        sums: Array,
+        sums_at: RowPlace,
+        count: int,
+        keep: int,
+    ) -> None:
+        """`add_tile` of any number of rows."""
+        begin, row_step, step = at
+        place, width = sums_at
+        whole = rows // TILE_ROWS * TILE_ROWS
+        for row in range(0, whole, TILE_ROWS):
+            tile, target = (begin + row * row_step, row_step, step), (place + row * width, width)
+            add_tile(TILE_ROWS, vectors, left, tile, right, right_at, sums, target, count, keep)
+        rest = rows - whole
+        tile, target = (begin + whole * row_step, row_step, step), (place + whole * width, width)
+        if rest == 1:
+            add_tile(1, vectors, left, tile, right, right_at, sums, target, count, keep)
+        elif rest == 2:
+            add_tile(2, vectors, left, tile, right, right_at, sums, target, count, keep)
+        elif rest == 3:
+            add_tile(3, vectors, left, tile, right, right_at, sums, target, count, keep)
+        elif rest == 4:
+            add_tile(4, vectors, left, tile, right, right_at, sums, target, count, keep)
+        elif rest == 5:
+            add_tile(5, vectors, left, tile, right, right_at, sums, target, count, keep)
+
+    return add
 
 
-def _generate(num_rows: int) -> Callable[..., Value]:
+add_rows = _rows_adder(VECTORS)
+"""`add_tile` of any number of rows, of whole tiles."""
+add_narrow_rows = _rows_adder(VECTORS // 2)
+"""The same of half as many columns."""
+
+
+def _generate(num_rows: int, vectors: int) -> Callable[..., Value]:
     def generate(
         context: BaseContext, builder: ir.IRBuilder, signature: Signature, arguments: Values
     ) -> Value:
         left, right, sums = (
             (context.make_array(signature.args[i])(context, builder, arguments[i]).data, arguments[i + 1])
-            for i in (1, 3, 5)
+            for i in (2, 4, 6)
         )
-        is_narrow = signature.args[3].dtype == types.int16
-        is_paired = is_narrow and signature.args[1].dtype == types.int16
+        is_narrow = signature.args[4].dtype == types.int16
+        is_paired = is_narrow and signature.args[2].dtype == types.int16
         read = _pair if is_paired else _number
         begin, row_step, column_step = cgutils.unpack_tuple(builder, left[1])
         rights, right_step = _begin_of(builder, *right)
         results, result_step = _begin_of(builder, *sums)
         places = [
-            _vectors(builder, builder.gep(results, [builder.mul(result_step, _INDEX(row))]), _VECTOR)
+            _vectors(builder, builder.gep(results, [builder.mul(result_step, _INDEX(row))]), _VECTOR, vectors)
             for row in range(num_rows)
         ]
         totals = [[cgutils.alloca_once(builder, _VECTOR) for _ in row] for row in places]
-        _start(builder, places, totals, arguments[8])
-        with cgutils.for_range(builder, arguments[7]) as loop:
+        _start(builder, places, totals, arguments[9])
+        with cgutils.for_range(builder, arguments[8]) as loop:
             column = builder.add(begin, builder.mul(loop.index, column_step))
             lefts = [builder.add(column, builder.mul(row_step, _INDEX(row))) for row in range(num_rows)]
             numbers = [read(builder, builder.gep(left[0], [place])) for place in lefts]
             row = builder.gep(rights, [builder.mul(loop.index, right_step)])
             stored = [
-                _load(builder, place) for place in _vectors(builder, row, _PAIRS if is_narrow else _VECTOR)
+                _load(builder, place)
+                for place in _vectors(builder, row, _PAIRS if is_narrow else _VECTOR, vectors)
             ]
             if is_narrow and not is_paired:
-                stored = _widened(builder, stored[: _VECTORS // 2])
+                stored = _widened(builder, stored[: vectors // 2])
             _multiply(builder, numbers, stored, totals)
         for row, kept in zip(places, totals, strict=True):
             for place, total in zip(row, kept, strict=True):
@@ -154,10 +166,10 @@ def _begin_of(builder: ir.IRBuilder, data: Value, at: Value) -> tuple[Value, Val
     return builder.gep(data, [begin]), step
 
 
-def _vectors(builder: ir.IRBuilder, row: Value, kind: ir.VectorType) -> list[Value]:
+def _vectors(builder: ir.IRBuilder, row: Value, kind: ir.VectorType, number: int) -> list[Value]:
     """Places of the vectors of a row."""
     first = builder.bitcast(row, kind.as_pointer())
-    return [builder.gep(first, [_INDEX(index)]) for index in range(_VECTORS)]
+    return [builder.gep(first, [_INDEX(index)]) for index in range(number)]
 
 
 def _load(builder: ir.IRBuilder, place: Value) -> Value:
