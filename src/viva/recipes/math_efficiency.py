@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, cast
 
 import chz
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from viva.recipes.common import OpenRun
     from viva.recipes.plan import BatchUnit, Plan
     from viva.recipes.strategies import StrategyFactory, Task
+    from viva.rewards.base import Reward
     from viva.rewards.solutions import SolutionReward
     from viva.training.batch import ExpertConfig
     from viva.training.data import BuilderFactory, PromptItem
@@ -194,16 +196,21 @@ class Config(AskedConfig):
             ValueError: If there is no such reward or judge, or it does not go with the conversation.
         """
         from viva.rewards import peer_review, tournament
+        from viva.rewards.answers import Answers
 
-        if self.conversation == "critique":
-            reward = peer_review()
+        is_critique, is_verified = self.conversation == "critique", self.conversation_reward == "verifier"
+        reward: Reward = peer_review() if is_critique else tournament()
+        if is_critique:
             protocol = critique_protocol(self.num_agents, personas=self.personas, on_failure=self.on_failure)
+            if is_verified:  # what comes behind the last solutions, nobody reads then
+                protocol = replace(protocol, rounds=protocol.rounds[:-1])
         else:
-            reward = tournament()
             protocol = round_robin_protocol(
                 self.max_rounds, personas=self.personas, on_failure=self.on_failure
             )
-        if self.conversation_reward not in ("verifier", "own"):
+        if is_verified:  # the strategy grades solutions itself; test prompts may have no answer
+            reward = Answers(name="verifier", pays_unknown=True)
+        elif self.conversation_reward != "own":
             reward = reward_named(self.conversation_reward)
             if reward.scorer is not None or reward.needs_answers:
                 asks = "a scorer" if reward.scorer is not None else "the known answer"
