@@ -72,6 +72,14 @@ def config(**options):
             {"reward": "r_meta", "ballots": "labels"},
             "pays the tokens of verdicts alone, .* of which no token is sampled; use ballots=written",
         ),
+        (
+            {"preset": "paper", "num_agents": 2, "votes_on_own": False},
+            "votes_on_own=false leaves each of two agents one solution, .* so nothing would be trained; leave",
+        ),
+        (
+            {"preset": "paper", "num_agents": 2, "votes_on_own": False, "reward": "r_sol"},
+            "so nothing would be trained",
+        ),
         ({"stop_at": {}}, "a stop rule needs at least one level"),
         (
             {"train_prompts": None},
