@@ -101,6 +101,8 @@ class Config(ConversationConfig):
 
         rules = self.rules()
         if rules.fit == "separate":
+            why = f"preset={self.preset} compares no revised solution with an initial one"
+            refuse_unused(self, ["revision_votes"], why, remedy="use preset=robust, or leave it out")
             if self.num_agents == 2 and self.votes_on_own is False:
                 raise ValueError(
                     f"votes_on_own=false leaves each of two agents one solution, which cannot be ranked, and "
