@@ -201,7 +201,8 @@ def main(argv: Sequence[str]) -> None:
     strategies = given.pop("strategies", "iid,prompt_augmentation,feedback").split(",")
     problems, repeats = int(given.pop("problems", "8")), int(given.pop("repeats", "5"))
     with tempfile.TemporaryDirectory() as folder:
-        options = problem_options(Path(folder)) | OPTIONS | {"hint": CAREFUL} | given
+        hint = {"hint": CAREFUL} if "prompt_augmentation" in strategies else {}
+        options = problem_options(Path(folder)) | OPTIONS | hint | given
         agents = int(options.get("num_agents", "3"))
         samples = [agents if name == "conversation" else int(options["group_size"]) for name in strategies]
         options |= {"strategies": ",".join(strategies), "batch_size": str(sum(samples) * problems)}

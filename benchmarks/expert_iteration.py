@@ -139,9 +139,11 @@ def options_of(arm: str, folder: Path, seed: int, num_problems: int) -> dict[str
         "strategies": strategies,
         "group_size": str(group_size),
         "batch_size": str(samples * problems_per_step),
-        "hint": STYLED if kind == "style" else CAREFUL,
-        "leak_phrases": json.dumps([STYLE]),
     }
+    if "prompt_augmentation" in strategies:
+        options["hint"] = STYLED if kind == "style" else CAREFUL
+    if kind not in ("iid", "best_of"):
+        options["leak_phrases"] = json.dumps([STYLE])
     if estimator:
         options["estimator"] = estimator
     if estimator in ESTIMATOR_OPTIONS:

@@ -132,12 +132,21 @@ def test_protocol_check_refuses_what_does_not_work(
     assert viva.cli.main(["protocol", "check", f"{broken}:GONE"]) == 2
 
 
-def test_protocol_check_loads_no_heavy_package() -> None:
-    code = "import sys, viva.cli\nviva.cli.main(['protocol', 'check', 'critique'])\n"
+@pytest.mark.parametrize(
+    ("arguments", "heavy"),
+    [
+        (
+            ["protocol", "check", "critique"],
+            {"torch", "transformers", "datasets", "tinker", "tinker_cookbook", "peft", "numpy"},
+        ),
+        (["cost", "recipe=math_efficiency"], {"transformers", "datasets", "peft", "numba"}),
+    ],
+)
+def test_a_command_that_only_looks_loads_no_heavy_package(arguments: list[str], heavy: set[str]) -> None:
+    code = f"import sys, viva.cli\nviva.cli.main({arguments})\n"
     code += "sys.stdout.write(' '.join(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    loaded = set(done.stdout.splitlines()[-1].split())
-    assert not loaded & {"torch", "transformers", "datasets", "tinker", "tinker_cookbook", "peft", "numpy"}
+    assert not heavy & set(done.stdout.splitlines()[-1].split())
 
 
 @pytest.mark.parametrize(

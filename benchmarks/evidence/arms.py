@@ -91,7 +91,6 @@ _SAMPLES = {
     "estimator": "importance_sampling",
     "group_size": 8,
     "batch_size": 96,
-    "length_weight": 0.0,
     "samples_every": 0,
 }
 PREFERENCE = {"num_agents": 3, "max_rounds": 2, "batch_size": 24}
@@ -132,9 +131,11 @@ def _samples(
     in_fours: bool = False,
     **options: object,
 ) -> Arm:
+    is_graded = options.get("reward", "answers") in ("answers", "shuffled")
+    is_graded &= options.get("conversation_reward", "verifier") == "verifier"
     return Arm(
         recipe="math_efficiency",
-        options=_SAMPLES | options,
+        options=_SAMPLES | ({"length_weight": 0.0} if is_graded else {}) | options,
         text=text,
         prolongs=prolongs,
         steps_of=steps_of,
@@ -361,7 +362,7 @@ ARMS: Mapping[str, Arm] = {
     ),
     "hint_iid": Arm(
         recipe="math_efficiency",
-        options=_SAMPLES | {"batch_size": 48},
+        options=_SAMPLES | {"batch_size": 48, "length_weight": 0.0},
         text="the plain samples of `hint` alone: as many steps, half the samples",
         steps_of="hint",
     ),

@@ -5,6 +5,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -115,6 +116,34 @@ def test_no_call_sees_what_another_one_left_and_none_sees_keys(monkeypatch: pyte
     found = call(written(expression="key"), fresh)
     assert found is not None
     assert "VIVA_TEST_API_KEY" not in json.loads(found.output)
+
+
+def count_things(kind: str) -> object:
+    """Values that JSON has no form for."""
+    values: dict[str, object] = {
+        "scalar": np.int64(3),
+        "truth": np.bool_(True),
+        "nested": {"mean": np.float32(0.5), "each": np.arange(3)},
+        "wide": np.longdouble(3),
+        "other": 1 + 2j,
+    }
+    return values[kind]
+
+
+@pytest.mark.parametrize(
+    ("kind", "shown"),
+    [
+        ("scalar", "3"),
+        ("truth", "true"),
+        ("nested", '{"mean": 0.5, "each": [0, 1, 2]}'),
+        ("wide", repr(np.longdouble(3))),
+        ("other", "(1+2j)"),
+    ],
+)
+def test_numbers_of_numpy_are_shown_as_numbers(kind: str, shown: str):
+    found = call(written("count_things", kind=kind), Tool(function=count_things, timeout_s=5.0))
+    assert found is not None
+    assert (found.output.strip('"'), found.failure) == (shown, None)
 
 
 @settings(max_examples=200, deadline=None)

@@ -172,6 +172,19 @@ async def test_temperature_is_asked_about_where_it_matters(service, model, tempe
             await asked
 
 
+@pytest.mark.parametrize("loss_fn", ["importance_sampling", "ppo"])
+async def test_a_trainer_that_divides_its_logits_is_sound_and_one_that_only_should_is_refused(
+    service, model, loss_fn
+):
+    client = service.create_lora_training_client(model, rank=4, seed=0)
+    asked = {"loss_fn": loss_fn, "loss_fn_config": {"temperature": 0.7}, "temperature": 0.7}
+    await check_engine(service, client, **asked)
+    with pytest.raises(
+        ValueError, match=r"does as if loss_fn_config had no temperature: .* at temperature 0.7: off"
+    ):
+        await check_engine(service, broken.IgnoresTheConfig(client), **asked)
+
+
 async def test_the_check_of_a_run_changes_nothing(service, model):
     client = service.create_lora_training_client(model, rank=4, seed=0)
     sound = bench(service, model)

@@ -42,7 +42,7 @@ _BASE = {
 _RECIPES = {
     "T": ("conversation_preference_rl", {}),
     "K": ("critique_self_play", {}),
-    "M": ("math_efficiency", {"batch_size": "8"}),
+    "M": ("math_efficiency", {"batch_size": "8", "num_agents": "3"}),
 }
 
 

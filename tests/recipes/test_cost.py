@@ -606,7 +606,8 @@ AT = {"judge": "http://127.0.0.1:9/v1", "judge_model": "m"}
 @pytest.mark.parametrize("config_class", [PreferenceConfig, CritiqueConfig, MathConfig])
 def test_what_an_endpoint_reads_is_counted_and_costs_no_work_here(config_class, capsys) -> None:
     text = CostOptions(recipe="").text
-    config = config_class(**({"strategies": ["conversation"]} if config_class is MathConfig else {}))
+    talk = {"strategies": ["conversation"], "conversation_reward": "own"}
+    config = config_class(**(talk if config_class is MathConfig else {}))
     own, outside = (
         recipe_cost(chz.replace(config, judge_mode="logprob", **judge), text).counts for judge in ({}, AT)
     )
@@ -617,7 +618,7 @@ def test_what_an_endpoint_reads_is_counted_and_costs_no_work_here(config_class, 
     assert outside.judge_prompts.rows.tokens == outside.judged == 0
     assert outside.decoded.tokens == own.decoded.tokens - own.judged
     recipe = config_class.__module__.rpartition(".")[2]
-    more = "strategies=conversation" if config_class is MathConfig else ""
+    more = "strategies=conversation conversation_reward=own" if config_class is MathConfig else ""
     command = f"viva cost recipe={recipe} {more} judge={AT['judge']} judge_model=m judge_mode=logprob"
     told = printed(capsys, f"{command} 'judge_prices=[1.0,2.0]'")
     price = (outside.outside[0] + 2 * outside.outside[1]) / 1e6
@@ -654,6 +655,7 @@ def test_an_option_without_effect_has_none(config_class) -> None:
         {},
         {"judge_mode": "verdict"},
         {"strategies": list(STRATEGIES)},
+        {"strategies": list(STRATEGIES), "conversation_reward": "own"},
         {"revision_votes": "agents"},
     ):
         is_math = config_class is MathConfig
@@ -664,7 +666,7 @@ def test_an_option_without_effect_has_none(config_class) -> None:
             options = read & set(chz.chz_fields(config_class))
             assert len(options) > 3
             assert set(uncounted_options([f"{name}=1" for name in options])) <= set(other)
-            asks_judge = "strategies" in more if is_math else more.get("revision_votes") != "agents"
+            asks_judge = "conversation_reward" in more if is_math else more.get("revision_votes") != "agents"
             for name in options & set(other):
                 outside = AT if name in (*ENDPOINT_BOUNDS, "judge_body") else {}
                 changed = chz.replace(config, **outside, **other[name])

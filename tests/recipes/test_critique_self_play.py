@@ -72,6 +72,18 @@ def config(**options):
             {"reward": "r_meta", "ballots": "labels"},
             "pays the tokens of verdicts alone, .* of which no token is sampled; use ballots=written",
         ),
+        (
+            {"preset": "paper", "revision_votes": "agents"},
+            "revision_votes would change nothing: preset=paper compares .*; got revision_votes='agents'; use preset=",
+        ),
+        (
+            {"preset": "paper", "num_agents": 2, "votes_on_own": False},
+            "votes_on_own=false leaves each of two agents one solution, .* so nothing would be trained; leave",
+        ),
+        (
+            {"preset": "paper", "num_agents": 2, "votes_on_own": False, "reward": "r_sol"},
+            "so nothing would be trained",
+        ),
         ({"stop_at": {}}, "a stop rule needs at least one level"),
         (
             {"train_prompts": None},
@@ -112,7 +124,7 @@ def test_a_wrong_option_ends_the_program_before_the_engine_is_opened(monkeypatch
 
 
 def test_the_agents_may_be_more_where_nobody_compares_both_rounds():
-    assert config(num_agents=15, revision_votes="agents", preset="paper").make_plan().config.num_agents == 15
+    assert config(num_agents=15, preset="paper").make_plan().config.num_agents == 15
 
 
 def test_the_rules_are_the_presets_but_for_what_is_given():

@@ -330,7 +330,7 @@ async def test_every_strategy_makes_a_group_that_is_trained_on_the_bare_question
         trained = sampled if transform is None else transform(sampled, 0)
         assert trained == bare, name
         assert (sampled != bare) == (name in ("prompt_augmentation", "conversation", "rationalise")), name
-    assert len(judges) == 1  # conversations alone need one
+    assert not judges  # the verifier needs none
     assert task.verify("The answer is 72.") > 0.9
     assert task.verify("The answer is 27.") == 0
 

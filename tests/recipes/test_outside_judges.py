@@ -37,7 +37,7 @@ MATH = {"group_size": 2}
 RECIPES = {
     "conversation_preference_rl": {"max_rounds": 1},
     "critique_self_play": {},
-    "math_efficiency reward": MATH | {"strategies": "iid", "reward": "serl"},
+    "math_efficiency reward": MATH | {"strategies": "iid", "reward": "serl", "num_agents": 3},
     "math_efficiency conversation": MATH
     | {"strategies": "conversation", "conversation": "round_robin", "max_rounds": 1}
     | {"conversation_reward": "own"},

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from viva.conversation.rendering import load_renderer, read_reply
 from viva.rewards.credit import token_ranges, token_texts
-from viva.testing import tiny_renderer
+from viva.testing import tiny_renderer, tiny_tokenizer
 
 BYTES = tiny_renderer("qwen3_instruct")
 ROLES = tiny_renderer("role_colon")
@@ -124,6 +124,17 @@ def test_an_end_of_text_token_is_a_stop_too():
     tokens = [*encode(ROLES, " yes"), ROLES.tokenizer.eos_token_id]
     text, _ = read_reply(ROLES, tokens)
     assert token_ranges(ROLES, tokens, text, [(0, len(text))]) == [(len(" yes") - len(text), len(" yes"))]
+
+
+def test_role_colon_replies_end_at_another_end_of_text_that_the_model_has_too():
+    renderer = load_renderer(
+        tiny_tokenizer("llama3", ["<tool_call>"]), model_name="x/y", renderer_name="role_colon"
+    )
+    other, tool = renderer.tokenizer.convert_tokens_to_ids(["<|eot_id|>", "<tool_call>"])
+    tokens = [*encode(renderer, " yes"), other]
+    assert read_reply(renderer, tokens) == ("yes", True)
+    assert token_ranges(renderer, tokens, "yes", [(0, 3)]) == [(1, 4)]
+    assert read_reply(renderer, [*encode(renderer, " yes"), tool]) == (" yes<tool_call>", False)
 
 
 def test_the_parts_of_one_character_stay_together():

@@ -77,6 +77,16 @@ async def test_a_step_in_which_everything_fails_stops_the_run_with_its_state_sav
     assert metrics_of(tmp_path / "broken") == metrics_of(tmp_path / "whole")
 
 
+async def test_the_first_failure_is_told_first_and_what_code_a_run_goes_on_with(tmp_path):
+    class Failing(CountGroup):
+        async def make_envs(self):
+            raise (RuntimeError("zero") if self.prompt % 3 == 0 else ArithmeticError("later"))
+
+    told = "step 1 failed: RuntimeError: zero; ArithmeticError: later. .* with the code that it began with"
+    with pytest.raises(AllGroupsFailedError, match=told):
+        await train(make_run(tmp_path, num_steps=1, group_class=Failing))
+
+
 async def test_verdicts_that_cannot_be_read_are_counted_and_train_nothing(tmp_path):
     class Unreadable(CountGroup):
         async def compute_group_rewards(self, trajectory_group, env_group):

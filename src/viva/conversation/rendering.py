@@ -192,6 +192,7 @@ class _Guarded(Renderer):
 
     def parse_response(self, response: list[int]) -> tuple[Message, ParseTermination]:
         """A reply as the renderer's own reader parses it, if that takes linear time; else the text before its stop."""
+        response = with_own_end(self, response)
         ended = response[-1:] and response[-1] in self.get_stop_sequences()
         # what the readers decode, too: it is decoded once
         if _is_plain(str(cast(Any, self.tokenizer).decode(response[:-1] if ended else response))):
@@ -315,6 +316,24 @@ def read_reply(renderer: Renderer, tokens: list[int]) -> tuple[str, bool]:
     message, termination = renderer.parse_response(list(tokens))
     text = get_text_content(message)
     return (text, True) if termination.is_clean else (_without_leading_thoughts(renderer, text), False)
+
+
+def with_own_end(renderer: Renderer, tokens: list[int]) -> list[int]:
+    """A reply's tokens, with the tokenizer's end of text for another one: a model's generation config may name more.
+
+    Only ``role_colon`` has no token of its own that ends a turn.
+    """
+    tokenizer: Any = renderer.tokenizer
+    if not isinstance(renderer, RoleColonRenderer) or not isinstance(tokenizer, GuardedTokenizer):
+        return tokens
+    is_control = bool(tokens) and tokens[-1] in tokenizer.control_ids
+    if (
+        not is_control
+        or tokenizer.eos_token_id is None
+        or not tokenizer.added_tokens_decoder[tokens[-1]].special
+    ):
+        return tokens
+    return [*tokens[:-1], tokenizer.eos_token_id]
 
 
 def _is_plain(text: str) -> bool:

@@ -241,7 +241,7 @@ def _work(job: LimitedFunction, arguments: dict[str, object], write: int) -> NoR
     kind, text = _VALUE, ""
     try:
         value = job.function(**arguments)
-        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=repr)
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=_plain)
     except MemoryError:
         kind, text = _MEMORY, f"it needs more than {job.memory_mb} MB"
     except BaseException as error:  # noqa: BLE001 - whatever the function raises is for the agent to read
@@ -250,6 +250,13 @@ def _work(job: LimitedFunction, arguments: dict[str, object], write: int) -> NoR
         text = f"{text[: job.max_chars]}\n[cut: {len(text):,} characters]"
     os.write(write, kind + text.encode(errors="replace"))
     os._exit(0)
+
+
+def _plain(value: object) -> object:
+    """Numbers and arrays of numpy and torch as Python's own; anything else as it shows itself."""
+    own: Any = getattr(value, "tolist", None)
+    found: object = own() if callable(own) else value
+    return repr(value) if type(found) is type(value) else found
 
 
 def _used_bytes() -> int:

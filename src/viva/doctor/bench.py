@@ -80,16 +80,17 @@ class Bench:
         response = await sample(await self.sampler(), self.prompt, params, num_samples=num_samples)
         return list(response.sequences)
 
-    async def score(self, *tokens_S: Sequence[int]) -> list[Array]:
-        """The trainer's logprobs of whole sequences, ``[len - 1]`` each."""
+    async def score(self, *tokens_S: Sequence[int], temperature: float = 1.0) -> list[Array]:
+        """The trainer's logprobs of whole sequences, ``[len - 1]`` each, by a loss that divides its logits."""
         data = [
             policy_datum(tokens, np.zeros(len(tokens) - 1), np.zeros(len(tokens) - 1)) for tokens in tokens_S
         ]
-        return logprobs_of(await self.client.forward(data, "importance_sampling"), data)
+        config = None if temperature == 1.0 else {"temperature": temperature}
+        return logprobs_of(await self.client.forward(data, "importance_sampling", config), data)
 
-    async def score_completions(self, *tokens_S: Sequence[int]) -> list[Array]:
+    async def score_completions(self, *tokens_S: Sequence[int], temperature: float = 1.0) -> list[Array]:
         """The trainer's logprobs of completions of the prompt, ``[len]`` each."""
-        scored = await self.score(*([*self.tokens, *tokens] for tokens in tokens_S))
+        scored = await self.score(*([*self.tokens, *tokens] for tokens in tokens_S), temperature=temperature)
         return [logprobs[len(self.tokens) - 1 :] for logprobs in scored]
 
     def check_gap(self, found_T: Array, expected_T: Array, what: str) -> float:
@@ -101,6 +102,22 @@ class Bench:
         gap = float(np.abs(found_T - expected_T).mean())
         if not gap <= self.tolerance:
             raise WrongAnswerError(f"{what} by {gap:.2g} on average")
+        return gap
+
+    def check_tempered(self, found_S: Array, trained_S: Array, temperature: float) -> float:
+        """How far logprobs of tokens at one place are from the trainer's at a temperature.
+
+        Raises:
+            WrongAnswerError: If that is more than rounding makes, or they are nearer to those at temperature 1.
+        """
+        # the normalising constant falls out of differences
+        seen, plain = (values - values.mean() for values in (found_S, trained_S))
+        gap, untempered = (float(np.abs(seen - expected).mean()) for expected in (plain / temperature, plain))
+        if gap > self.tolerance or gap > untempered:
+            raise WrongAnswerError(
+                f"the logprobs are not those of the distribution at temperature {temperature}: off by {gap:.2g} on "
+                f"average; from those at temperature 1 by {untempered:.2g}"
+            )
         return gap
 
     async def step(self, data: Sequence[tinker.Datum], loss_fn: str, **adam: float) -> None:

@@ -89,8 +89,8 @@ async def check_engine(
         lines = "".join(f"\n- {finding.name}: {finding.answer}: {finding.detail}" for finding in bad)
         raise ValueError(
             f"the engine cannot do what this run needs:{lines}\n"
-            "Use another engine, or other options (loss_fn=importance_sampling, temperature=1.0). "
-            "'viva doctor' shows all that it can do."
+            "Use another engine, or other options (loss_fn=importance_sampling without loss_fn_config, "
+            "temperature=1.0). 'viva doctor' shows all that it can do."
         )
 
 

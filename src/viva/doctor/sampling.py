@@ -188,14 +188,7 @@ async def _temperature(bench: Bench) -> str:
     if len(reported) < 2:
         raise WrongAnswerError(f"16 samples at temperature {temperature} are all the same token")
     trained = np.concatenate(await bench.score_completions(*([token] for token in reported)))
-    # the normalising constant falls out of differences
-    seen, plain = (values - values.mean() for values in (np.array(list(reported.values())), trained))
-    gap, untempered = (float(np.abs(seen - expected).mean()) for expected in (plain / temperature, plain))
-    if gap > bench.tolerance or gap > untempered:
-        raise WrongAnswerError(
-            f"at temperature {temperature} the logprobs are not those of the distribution drawn from: off by {gap:.2g} "
-            f"on average; from those at temperature 1 by {untempered:.2g}"
-        )
+    gap = bench.check_tempered(np.array(list(reported.values())), trained, temperature)
     return f"logprobs are those of the tempered distribution, to {gap:.2g}"
 
 

@@ -288,7 +288,10 @@ def value_probe(loss_fn: str, config: Config | None = None) -> Probe:
 
 async def _value(bench: Bench, loss_fn: str, given: Config) -> str:
     formula = FORMULAS[loss_fn]
-    (trained_T,) = await bench.score(bench.tokens)
+    temperature = given.get("temperature", 1.0)
+    if temperature != 1.0:
+        await _check_tempered(bench, temperature)
+    (trained_T,) = await bench.score(bench.tokens, temperature=temperature)
     q_T = trained_T - _SHIFTS_T
     weighted = loss_fn == "cross_entropy"
     data = [policy_datum(bench.tokens, q_T, sign * _ADVANTAGES_T, weighted=weighted) for sign in (1.0, -0.5)]
@@ -311,6 +314,21 @@ async def _value(bench: Bench, loss_fn: str, given: Config) -> str:
             "it computes something else"
         )
     return f"{value:.4f}"
+
+
+async def _check_tempered(bench: Bench, temperature: float) -> None:
+    """Refuse a trainer whose losses do not divide its logits as they were asked to."""
+    tokens = [[token] for token in dict.fromkeys(bench.tokens)]
+    plain, found = [
+        np.concatenate(await bench.score_completions(*tokens, temperature=each))
+        for each in (1.0, temperature)
+    ]
+    try:
+        bench.check_tempered(found, plain, temperature)
+    except WrongAnswerError as error:
+        raise WrongAnswerError(
+            f"the trainer does as if loss_fn_config had no temperature: {error}"
+        ) from error
 
 
 def direction_probe(loss_fn: str) -> Probe:

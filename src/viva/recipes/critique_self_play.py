@@ -99,8 +99,18 @@ class Config(ConversationConfig):
         from viva.rewards.critique import PeerReview
         from viva.rewards.review import STREAMS
 
+        rules = self.rules()
+        if rules.fit == "separate":
+            why = f"preset={self.preset} compares no revised solution with an initial one"
+            refuse_unused(self, ["revision_votes"], why, remedy="use preset=robust, or leave it out")
+            if self.num_agents == 2 and self.votes_on_own is False:
+                raise ValueError(
+                    f"votes_on_own=false leaves each of two agents one solution, which cannot be ranked, and "
+                    f"preset={self.preset} scores by rankings alone, so nothing would be trained; leave votes_on_own "
+                    "out, or use num_agents=3 or more, or preset=robust"
+                )
         by_judge = self.revision_votes == "judge"
-        own = PeerReview(rules=self.rules(), compared_by=JudgeOptions() if by_judge else None)
+        own = PeerReview(rules=rules, compared_by=JudgeOptions() if by_judge else None)
         if self.reward is None:
             return own
         named = reward_named(self.reward)

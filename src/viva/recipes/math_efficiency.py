@@ -9,14 +9,15 @@ Options are ``key=value``; ``--help`` lists them.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, cast
 
 import chz
 
 from viva.recipes.config import DEFAULT_DATAPOINTS
 from viva.recipes.protocol import Game
-from viva.recipes.reward import AskedConfig, is_own
+from viva.recipes.reward import AskedConfig, is_own, refuse_unused
 from viva.selfplay.critique import critique_protocol
 from viva.selfplay.round_robin import round_robin_protocol
 from viva.selfplay.user_code import reward_named, source_digests
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from viva.recipes.common import OpenRun
     from viva.recipes.plan import BatchUnit, Plan
     from viva.recipes.strategies import StrategyFactory, Task
+    from viva.rewards.base import Reward
     from viva.rewards.solutions import SolutionReward
     from viva.training.batch import ExpertConfig
     from viva.training.data import BuilderFactory, PromptItem
@@ -37,6 +39,14 @@ if TYPE_CHECKING:
 
 _UNSWAPPED = ("iid", "best_of")
 """Strategies that sample behind the context they are trained in."""
+_READ_BY: Mapping[str, Sequence[str]] = {
+    "hint": ("prompt_augmentation",),
+    "leak_phrases": ("prompt_augmentation", "feedback", "conversation"),
+    **dict.fromkeys(("feedback", "train_behind"), ("feedback",)),
+    "keep": ("best_of",),
+    **dict.fromkeys(("conversation", "conversation_reward", "max_rounds", "num_agents"), ("conversation",)),
+}
+"""Strategies that read an option; those of the user's own may read them all."""
 
 
 def _strategies(given: object) -> object:
@@ -194,16 +204,21 @@ class Config(AskedConfig):
             ValueError: If there is no such reward or judge, or it does not go with the conversation.
         """
         from viva.rewards import peer_review, tournament
+        from viva.rewards.answers import Answers
 
-        if self.conversation == "critique":
-            reward = peer_review()
+        is_critique, is_verified = self.conversation == "critique", self.conversation_reward == "verifier"
+        reward: Reward = peer_review() if is_critique else tournament()
+        if is_critique:
             protocol = critique_protocol(self.num_agents, personas=self.personas, on_failure=self.on_failure)
+            if is_verified:  # what comes behind the last solutions, nobody reads then
+                protocol = replace(protocol, rounds=protocol.rounds[:-1])
         else:
-            reward = tournament()
             protocol = round_robin_protocol(
                 self.max_rounds, personas=self.personas, on_failure=self.on_failure
             )
-        if self.conversation_reward not in ("verifier", "own"):
+        if is_verified:  # the strategy grades solutions itself; test prompts may have no answer
+            reward = Answers(name="verifier", pays_unknown=True)
+        elif self.conversation_reward != "own":
             reward = reward_named(self.conversation_reward)
             if reward.scorer is not None or reward.needs_answers:
                 asks = "a scorer" if reward.scorer is not None else "the known answer"
@@ -268,6 +283,7 @@ class Config(AskedConfig):
                 "user_code": source_digests(*self.strategies, self.reward, *talked),
             },
         )
+        _check_read(self, strategies, reward)
         if reward is None or reward.needs_answers:
             _check_answers(plan)
         return with_checked_judge(plan, self.game().reward if self.talks else reward, self.judge_text())
@@ -334,6 +350,26 @@ class Config(AskedConfig):
             samples_every=self.samples_every,
             followers=[Current(policy), *followers],
         )
+
+
+def _check_read(config: Config, strategies: Sequence[str], reward: SolutionReward | None) -> None:
+    """Refuse options that nothing reads."""
+    from viva.recipes.strategies import CONVERSATION, STRATEGIES
+
+    if not set(strategies) <= set(STRATEGIES):
+        return
+    named = ", ".join(strategies)
+    for option, readers in _READ_BY.items():
+        if set(readers).isdisjoint(strategies):
+            any_of = " or ".join(readers)
+            why = f"it belongs to {any_of}, and strategies are {named}"
+            refuse_unused(config, [option], why, remedy=f"add {any_of} to strategies, or leave it out")
+    talk = "" if set(strategies) != {CONVERSATION} else config.conversation_reward
+    is_graded = reward is None or reward.needs_answers
+    if not is_graded or talk not in ("", "verifier"):
+        why = f"it belongs to known answers, and reward is {talk or config.reward}"
+        fix = "conversation_reward=verifier" if talk else "reward=answers"
+        refuse_unused(config, ["length_weight", "token_budget"], why, remedy=f"use {fix}, or leave it out")
 
 
 def _check_mixture(config: Config, strategies: Sequence[str]) -> None:

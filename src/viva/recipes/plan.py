@@ -10,7 +10,6 @@ from typing import Any
 import chz
 
 from viva.conversation.protocol import persona
-from viva.engine.losses import find_loss
 from viva.hub import pinned, split_revision
 from viva.judging.answers import AnswerCheck
 from viva.judging.judge import JudgeOptions
@@ -209,6 +208,8 @@ def _engine(config: RecipeConfig, model: str) -> EngineConfig:
 
 
 def _check(config: RecipeConfig) -> None:
+    from viva.engine.losses import find_loss  # a second of modules, which viva cost does without
+
     if not config.log_path.strip():
         raise ValueError(f"log_path must be the path of a folder, like runs/first; got {config.log_path!r}")
     smallest = {

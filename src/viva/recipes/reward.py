@@ -26,15 +26,22 @@ def is_own(named: object) -> bool:
 
 
 def refuse_unused(
-    config: RecipeConfig, names: Sequence[str], why: str, declared_by: type[RecipeConfig] | None = None
+    config: RecipeConfig,
+    names: Sequence[str],
+    why: str,
+    declared_by: type[RecipeConfig] | None = None,
+    *,
+    remedy: str = "leave out one or the other",
 ) -> None:
-    """Refuse options that were given and would change nothing, with their names and ``why`` in the `ValueError`.
+    """Refuse options that were given, other than by default, and would change nothing: a `ValueError` with all of this.
 
     `declared_by` has their defaults, where the recipe's own class has options without one.
     """
     defaults = (declared_by or type(config))(log_path="")
-    if given := [name for name in names if getattr(config, name) != getattr(defaults, name)]:
-        raise ValueError(f"{', '.join(given)} would change nothing: {why}; leave out one or the other")
+    values = {name: getattr(config, name) for name in names}
+    if given := [name for name in names if values[name] != getattr(defaults, name)]:
+        told = ", ".join(f"{name}={values[name]!r:.80}" for name in given)
+        raise ValueError(f"{', '.join(given)} would change nothing: {why}; got {told}; {remedy}")
 
 
 def read_criteria(given: object) -> dict[str, float]:

@@ -327,7 +327,9 @@ def _conversation(task: Task) -> EnvGroupBuilder:
 
 def conversation(task: Task) -> EnvGroupBuilder:
     """The conversation about a problem by itself, without what is trained of it."""
-    factory = task.options.game().factory(task.renderer, task.reward.grader, judge=task.judge())
+    game = task.options.game()
+    judge = None if game.reward.judge is None else task.judge()
+    factory = game.factory(task.renderer, task.reward.grader, judge=judge)
     return factory(task.item, task.seed)
 
 

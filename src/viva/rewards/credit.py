@@ -28,6 +28,8 @@ from typing import Any, Protocol, cast
 
 from tinker_cookbook.renderers.base import Renderer
 
+from viva.conversation.rendering import with_own_end
+
 
 def group_advantages(rewards_G: Sequence[float]) -> list[float]:
     """Reward minus the group's mean, without GRPO's division by the standard deviation.
@@ -213,7 +215,7 @@ def _body(renderer: Renderer, tokens: list[int], raw: str) -> str:
     """The text before the stop, thinking included: the beginning of ``raw``."""
     decoder = cast(Any, renderer.tokenizer)
     stops = renderer.get_stop_sequences()
-    if tokens and tokens[-1] in (*stops, decoder.eos_token_id):
+    if tokens and with_own_end(renderer, tokens)[-1] in (*stops, decoder.eos_token_id):
         raw = str(decoder.decode(tokens[:-1]))
     for stop in stops:
         if isinstance(stop, str):

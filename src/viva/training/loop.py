@@ -423,6 +423,7 @@ def _report_void(run: Training, step: int, outcomes_P: Sequence[GroupOutcome], c
     void = [(each.void_failure.error_type, str(each.void_reason)) for each in outcomes_P if each.void_failure]
     kinds = Counter(kind for kind, _ in void)
     reasons = dict(reversed(void))
+    in_order = dict.fromkeys(reasons[kind] for kind, _ in void)
     for kind, count in sorted(kinds.items()):
         console.warn_once(
             kind,
@@ -434,8 +435,9 @@ def _report_void(run: Training, step: int, outcomes_P: Sequence[GroupOutcome], c
         if FloatingPointError.__name__ in kinds:  # the state before that step may be what is broken
             raise FloatingPointError(f"nothing could be played in step {step + 1}: {min(reasons.values())}")
         raise AllGroupsFailedError(
-            f"all {len(void)} groups of step {step + 1} failed: {'; '.join(sorted(set(reasons.values()))[:3])}. "
-            "The state before that step is saved; fix the cause and resume.",
+            f"all {len(void)} groups of step {step + 1} failed: {'; '.join([*in_order][:3])}. The state before that "
+            "step is saved; fix the cause and resume. A run goes on with the code that it began with: if the fault is "
+            "in a grader, reward or strategy of your own, begin a new run.",
             [transcript_row(step, *each) for each in enumerate(outcomes_P)],
         )
 
