@@ -404,9 +404,9 @@ _CAUSES = (
     "share these take. The rest is attention, norms, rotary embeddings and the calls of all of these. Tried (the log)"
     " and in use: weights packed for oneDNN, oneDNN's products in training, layers of one input as one product, "
     "layers and products of our own in decoding, compiled kernels between the products and for attention in decoding,"
-    " of prompts and of trees, a last layer that computes what is read, shared beginnings by a kernel of their own, threads "
-    "that spin, memory kept between steps. Tried and not in use: huge pages, norms in other forms, torch.compile "
-    "between the products."
+    " of prompts, of trees and of shared beginnings, a last layer that computes what is read, threads that spin, "
+    "memory kept between steps. Tried and not in use: huge pages, norms in other forms, torch.compile between the "
+    "products, our own products by the matrix instructions of AMX."
 )
 """Why aims are missed, and what was tried."""
 _MICRO_BATCH = {"long": 4, "balanced": 12, "distinct": 12}
