@@ -1,12 +1,13 @@
 """Processor time of one decode step, and of the prefill before it, on the local engine.
 
     python benchmarks/decode.py [steps=24] [precision=float32] [rows=1,12,32] [prompts=128,768] [threads=1]
-        [model=PATH] [products=oneDNN,kernel]
+        [model=PATH] [products=oneDNN,kernel] [groups=8]
 
 A random Llama of 42 million weights (8 layers, 512 wide, 32,000 tokens, tied), or a model of at least as many tokens,
 with a merged LoRA 16. ``products`` compares what multiplies by the weights; else the engine chooses.
-``group`` is one prompt with all rows as its samples, ``distinct`` is a prompt for every row. Medians over the steps;
-with one thread processor time, so that other work on the machine counts little, with more the clock's.
+``group`` is one prompt with all rows as its samples, ``distinct`` is a prompt for every row; with ``groups`` the rows
+are also samples of so many prompts. Medians over the steps; with one thread processor time, so that other work on the
+machine counts little, with more the clock's.
 """
 
 import random
@@ -45,7 +46,7 @@ def measure(
     rows: int,
     prompt: int,
     steps: int,
-    shared: bool,
+    groups: int,
     clock: Callable[[], float] = time.process_time,
 ) -> tuple[float, float]:
     """Seconds of the prefill, and the median of a decode step."""
@@ -54,9 +55,9 @@ def measure(
     numbers = random.Random(rows * prompt)
     settings = tinker.SamplingParams(max_tokens=steps + 1, stop=[], seed=0)
     futures = []
-    for _ in range(1 if shared else rows):
+    for _ in range(groups):
         tokens = [numbers.randrange(VOCAB) for _ in range(prompt)]
-        futures.append(client.sample(tinker.ModelInput.from_ints(tokens), rows if shared else 1, settings))
+        futures.append(client.sample(tinker.ModelInput.from_ints(tokens), rows // groups, settings))
     decoder = client._source.result().decoder
     seconds: list[float] = []
     while decoder.has_work():
@@ -106,13 +107,18 @@ def main() -> None:
         print("|---|---|---|---|---|---|---|")
         for prompt in map(int, given.get("prompts", "128,768").split(",")):
             for rows in map(int, given.get("rows", "1,12,32").split(",")):
-                for shared in (True, False) if rows > 1 else (True,):
+                wanted = {1, *map(int, given.get("groups", "1").split(",")), rows}
+                for groups in sorted(number for number in wanted if rows % number == 0):
                     found = compare(
                         trainer,
                         given.get("products", "").split(","),
-                        lambda client, r=rows, p=prompt, s=shared: measure(client, r, p, steps, s, clock),
+                        lambda client, r=rows, p=prompt, g=groups: measure(client, r, p, steps, g, clock),
                     )
-                    kind = "group" if shared else "distinct"
+                    kind = (
+                        {1: "group", rows: "distinct"}.get(groups, f"{groups} groups")
+                        if rows > 1
+                        else "group"
+                    )
                     for name, (prefill, step) in found.items():
                         cells = f"{prefill * 1e3:.0f} | {step * 1e3:.1f} | {rows / step:.0f}"
                         print(f"| {rows} | {prompt} | {kind} | {name} | {cells} |", flush=True)

@@ -35,14 +35,14 @@ def main() -> None:
             service = LocalServiceClient(device="cpu", precision=given.get("precision", "float32"))
             trainer = service.create_lora_training_client(folder, rank=16, seed=0)
             clients[name] = trainer.save_weights_and_get_sampling_client()
-            measure(clients[name], 2, 20, 1, True)
+            measure(clients[name], 2, 20, 1, 1)
         for prompt in map(int, given.get("prompts", "20,768").split(",")):
             for rows in map(int, given.get("rows", "1,12,48").split(",")):
                 found: dict[str, list[float]] = {name: [] for name in ways}
                 for _ in range(TURNS):
                     for name, client in clients.items():
                         core.fuse_layers = ways[name]
-                        _, step = measure(client, rows, prompt, STEPS, True, time.perf_counter)
+                        _, step = measure(client, rows, prompt, STEPS, 1, time.perf_counter)
                         found[name].append(step)
                 ratios = [ours / theirs for ours, theirs in zip(found["fused"], found["stock"], strict=True)]
                 fused, stock = (1e3 * statistics.median(found[name]) for name in ways)

@@ -38,8 +38,8 @@ class SharedKeys:
     """Prefixes that rows share, for the layers of one pass.
 
     Args:
-        states: Keys and values of each prefix by layer, ``[2, K, L, D]``, of which ``[L, D]`` is contiguous, with the
-            same distances in all layers. They must be kept.
+        states: Keys and values of each prefix by layer, ``[2, K, L, D]``, of which ``[L, D]`` is contiguous. They must
+            be kept.
         rows: The rows that begin with each prefix.
         positions: Of the rows' new tokens in their whole sequences, ``[B, T]``.
         groups: ``G``.
@@ -53,10 +53,13 @@ class SharedKeys:
         groups: int,
     ) -> None:
         self.positions = positions.numpy().reshape(-1)
-        self.addresses = np.array([[each.data_ptr() for each in prefix] for prefix in states]).T.copy()
-        """``[layers, P]``."""
-        self.shapes = np.array([[prefix[0].shape[2], *prefix[0].stride()[:2]] for prefix in states])
-        """Tokens, and the distances of values from keys and of heads, ``[P, 3]``."""
+        self.places = np.array(
+            [
+                [(each.data_ptr(), each.shape[2], *each.stride()[:2]) for each in layer]
+                for layer in zip(*states, strict=True)
+            ]
+        )
+        """Address, number of tokens, and the distances of values from keys and of heads, ``[layers, P, 4]``."""
         new = np.arange(positions.shape[1])
         tokens = [(np.array(each)[:, None] * len(new) + new).flatten() for each in rows]
         self.tokens = np.concatenate(tokens)
@@ -106,7 +109,7 @@ def attend_rows(
         past = lengths - num_new
         _attend_many(as_array(asked), keys, past, seen, factor, as_array(output), sums.numpy())
     if shared is not None:
-        where = shared.addresses[layer], shared.shapes, shared.tiles, shared.tokens, shared.positions
+        where = shared.places[layer], shared.tiles, shared.tokens, shared.positions
         given = as_array(asked), keys.shape[2], *where, seen, factor
         _add_shared(*given, as_array(output), sums.numpy())
     return output.transpose(1, 2), sums
@@ -338,8 +341,7 @@ def _attend_many(
 def _add_shared(
     query: Array,
     heads: int,
-    addresses: Array,
-    shapes: Array,
+    prefixes: Array,
     tiles: Array,
     tokens: Array,
     positions: Array,
@@ -354,8 +356,8 @@ def _add_shared(
     for unit in numba.prange(len(tiles) * heads):
         head = unit % heads
         prefix, begin, end = tiles[unit // heads]
-        length, values_at, heads_at = shapes[prefix]
-        address = addresses[prefix] + query.itemsize * head * heads_at
+        address, length, values_at, heads_at = prefixes[prefix]
+        address += query.itemsize * head * heads_at
         keys = numbers_at(address, length * size, query)
         values = numbers_at(address + query.itemsize * values_at, length * size, query)
         width = TILE_COLUMNS if end - begin > TILE_COLUMNS // 2 else TILE_COLUMNS // 2

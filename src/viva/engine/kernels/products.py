@@ -18,7 +18,7 @@ import torch
 from torch.nn.functional import pad
 
 from viva.engine.kernels.compiler import Array, Kernel, as_array, as_rows, inner, narrow, numbers_at, widen
-from viva.engine.kernels.tile import HAS_PAIRS, LANES, TILE_COLUMNS, VECTORS, add_rows, add_tile
+from viva.engine.kernels.tile import HAS_PAIRS, LANES, TILE_COLUMNS, add_rows, add_tile
 
 _CHUNK = 32
 """Tokens of an adapter that are computed together."""
@@ -196,7 +196,7 @@ def _add_tile(sums: Array, first: int, up: Array, outputs: Array, place: int, co
     """Add a tile's numbers, ``[r, TILE_COLUMNS]`` weighed by ``r`` sums, to outputs from a place on."""
     ranks = len(up) // TILE_COLUMNS
     if columns == TILE_COLUMNS:
-        add_tile(1, VECTORS, sums, (first, 0, 1), up, (0, TILE_COLUMNS), outputs, (place, 0), ranks, 1)
+        add_tile(1, sums, (first, 0, 1), up, (0, TILE_COLUMNS), outputs, (place, 0), ranks, 1)
     else:
         for rank in range(ranks):
             for column in range(columns):

@@ -27,9 +27,9 @@ RowPlace = tuple[int, int]
 
 llvm.initialize_native_asmparser()  # for `_multiply`
 _FEATURES = llvm.get_host_cpu_features()
-LANES, VECTORS = (16, 4) if _FEATURES.get("avx512f") else (8, 2)
+LANES, _VECTORS = (16, 4) if _FEATURES.get("avx512f") else (8, 2)
 TILE_ROWS = 6
-TILE_COLUMNS = LANES * VECTORS
+TILE_COLUMNS = LANES * _VECTORS
 """Sums of a tile fill three quarters of the registers; what is multiplied takes the rest."""
 _target: Any = config  # numba has no types
 _IS_OURS = _target.CPU_NAME is None and _target.CPU_FEATURES is None
@@ -42,43 +42,47 @@ _VECTOR = ir.VectorType(ir.FloatType(), LANES)
 _PAIRS = ir.VectorType(_WORD, LANES)
 
 
-@_literal_intrinsic
-def add_tile(  # an intrinsic takes no variable number of arguments
-    context: object,
-    rows: types.IntegerLiteral,
-    vectors: types.IntegerLiteral,
-    left: types.Type,
-    at: types.Type,
-    right: types.Type,
-    right_at: types.Type,
-    sums: types.Type,
-    sums_at: types.Type,
-    count: types.Type,
-    keep: types.Type,
-) -> Codegen:
-    """``sums[r, c] = keep * sums[r, c] + sum_k left[r, k] right[k, c]`` for all ``r`` and ``c`` of a tile.
+def _tile_adder(vectors: int) -> Any:
+    @_literal_intrinsic
+    def add_tile(  # an intrinsic takes no variable number of arguments
+        context: object,
+        rows: types.IntegerLiteral,
+        left: types.Type,
+        at: types.Type,
+        right: types.Type,
+        right_at: types.Type,
+        sums: types.Type,
+        sums_at: types.Type,
+        count: types.Type,
+        keep: types.Type,
+    ) -> Codegen:
+        """``sums[r, c] = keep * sums[r, c] + sum_k left[r, k] right[k, c]`` for all ``r`` and ``c`` of a tile.
 
-    Args:
-        context: Numba's; callers leave it out.
-        rows: Of the tile, a literal number up to `TILE_ROWS`.
-        vectors: Of `LANES` columns each, a literal number up to `VECTORS`.
-        left: Array that holds the first factor, as float32 or bfloat16.
-        at: `Place` of that.
-        right: Array that holds the second factor. If both are bfloat16, two numbers of a column follow one another:
-            then ``k`` counts pairs, of either factor.
-        right_at: `RowPlace` of that.
-        sums: Array that holds the result, in float32; written to.
-        sums_at: `RowPlace` of that.
-        count: Of ``k``.
-        keep: 1 to add to what is there, 0 to forget it.
-    """
-    pair, triple = (types.UniTuple(types.int64, size) for size in (2, 3))
-    number = types.int64
-    signature = types.void(rows, vectors, left, triple, right, pair, sums, pair, number, number)
-    return signature, _generate(rows.literal_value, vectors.literal_value)
+        Args:
+            context: Numba's; callers leave it out.
+            rows: Of the tile, a literal number up to `TILE_ROWS`.
+            left: Array that holds the first factor, as float32 or bfloat16.
+            at: `Place` of that.
+            right: Array that holds the second factor. If both are bfloat16, two numbers of a column follow one another:
+                then ``k`` counts pairs, of either factor.
+            right_at: `RowPlace` of that.
+            sums: Array that holds the result, in float32; written to.
+            sums_at: `RowPlace` of that.
+            count: Of ``k``.
+            keep: 1 to add to what is there, 0 to forget it.
+        """
+        pair, triple = (types.UniTuple(types.int64, size) for size in (2, 3))
+        number = types.int64
+        signature = types.void(rows, left, triple, right, pair, sums, pair, number, number)
+        return signature, _generate(rows.literal_value, vectors)
+
+    return add_tile
 
 
-def _rows_adder(vectors: int) -> Callable[..., None]:
+add_tile = _tile_adder(_VECTORS)
+
+
+def _rows_adder(add_tile: Any) -> Callable[..., None]:
     @inner
     def add(
         rows: int,
@@ -97,26 +101,26 @@ def _rows_adder(vectors: int) -> Callable[..., None]:
         whole = rows // TILE_ROWS * TILE_ROWS
         for row in range(0, whole, TILE_ROWS):
             tile, target = (begin + row * row_step, row_step, step), (place + row * width, width)
-            add_tile(TILE_ROWS, vectors, left, tile, right, right_at, sums, target, count, keep)
+            add_tile(TILE_ROWS, left, tile, right, right_at, sums, target, count, keep)
         rest = rows - whole
         tile, target = (begin + whole * row_step, row_step, step), (place + whole * width, width)
         if rest == 1:
-            add_tile(1, vectors, left, tile, right, right_at, sums, target, count, keep)
+            add_tile(1, left, tile, right, right_at, sums, target, count, keep)
         elif rest == 2:
-            add_tile(2, vectors, left, tile, right, right_at, sums, target, count, keep)
+            add_tile(2, left, tile, right, right_at, sums, target, count, keep)
         elif rest == 3:
-            add_tile(3, vectors, left, tile, right, right_at, sums, target, count, keep)
+            add_tile(3, left, tile, right, right_at, sums, target, count, keep)
         elif rest == 4:
-            add_tile(4, vectors, left, tile, right, right_at, sums, target, count, keep)
+            add_tile(4, left, tile, right, right_at, sums, target, count, keep)
         elif rest == 5:
-            add_tile(5, vectors, left, tile, right, right_at, sums, target, count, keep)
+            add_tile(5, left, tile, right, right_at, sums, target, count, keep)
 
     return add
 
 
-add_rows = _rows_adder(VECTORS)
+add_rows = _rows_adder(add_tile)
 """`add_tile` of any number of rows, of whole tiles."""
-add_narrow_rows = _rows_adder(VECTORS // 2)
+add_narrow_rows = _rows_adder(_tile_adder(_VECTORS // 2))
 """The same of half as many columns."""
 
 
@@ -126,10 +130,10 @@ def _generate(num_rows: int, vectors: int) -> Callable[..., Value]:
     ) -> Value:
         left, right, sums = (
             (context.make_array(signature.args[i])(context, builder, arguments[i]).data, arguments[i + 1])
-            for i in (2, 4, 6)
+            for i in (1, 3, 5)
         )
-        is_narrow = signature.args[4].dtype == types.int16
-        is_paired = is_narrow and signature.args[2].dtype == types.int16
+        is_narrow = signature.args[3].dtype == types.int16
+        is_paired = is_narrow and signature.args[1].dtype == types.int16
         read = _pair if is_paired else _number
         begin, row_step, column_step = cgutils.unpack_tuple(builder, left[1])
         rights, right_step = _begin_of(builder, *right)
@@ -139,8 +143,8 @@ def _generate(num_rows: int, vectors: int) -> Callable[..., Value]:
             for row in range(num_rows)
         ]
         totals = [[cgutils.alloca_once(builder, _VECTOR) for _ in row] for row in places]
-        _start(builder, places, totals, arguments[9])
-        with cgutils.for_range(builder, arguments[8]) as loop:
+        _start(builder, places, totals, arguments[8])
+        with cgutils.for_range(builder, arguments[7]) as loop:
             column = builder.add(begin, builder.mul(loop.index, column_step))
             lefts = [builder.add(column, builder.mul(row_step, _INDEX(row))) for row in range(num_rows)]
             numbers = [read(builder, builder.gep(left[0], [place])) for place in lefts]

@@ -30,7 +30,7 @@ from viva.engine.kernels.compiler import (
     num_threads,
     use_threads,
 )
-from viva.engine.kernels.tile import TILE_COLUMNS, TILE_ROWS, VECTORS, add_rows, add_tile
+from viva.engine.kernels.tile import TILE_COLUMNS, TILE_ROWS, add_rows, add_tile
 
 if TYPE_CHECKING:
     from viva.engine.trees import Cell
@@ -202,7 +202,7 @@ def _by_keys(
                 # what this writes behind the stretch is overwritten by the next
                 at = ((first + row) * size, size, 1)
                 place = (row * step + done + key - begin, step)
-                add_tile(TILE_ROWS, VECTORS, rows, at, keys, (key, width), flat, place, size, 0)
+                add_tile(TILE_ROWS, rows, at, keys, (key, width), flat, place, size, 0)
         done += stop - begin
 
 
@@ -219,7 +219,7 @@ def _by_values(weights: Array, count: int, values: Array, stretches: Array, size
                 at, place = (row * step + done, step, 1), (row * size + column, size)
                 keep = 1 if stretch else 0
                 where = begin * size + column, size
-                add_tile(TILE_ROWS, VECTORS, flat, at, values, where, total, place, stop - begin, keep)
+                add_tile(TILE_ROWS, flat, at, values, where, total, place, stop - begin, keep)
         done += stop - begin
 
 
