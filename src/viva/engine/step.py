@@ -208,7 +208,7 @@ class RaggedStep:
         self._biases: dict[tuple[int | None, int], torch.Tensor | None] = {}
         self._rotation: tuple[np.ndarray, np.ndarray] | None = None
         self._where: tuple[np.ndarray, np.ndarray] | None = None
-        self._shared: SharedKeys | None = None
+        self._shared: dict[int, SharedKeys] = {}
         self._slots: dict[torch.Size, torch.Tensor] = {}
 
     def move(self, past: Sequence[int]) -> None:
@@ -294,15 +294,17 @@ class RaggedStep:
         return self._parts
 
     def shared_keys(self, groups: int) -> SharedKeys | None:
-        """The rows' prefixes for the kernels, the same for all layers, with ``G`` queries for each head of keys."""
-        if self._shared is None and self._depths is not None:
+        """The rows' prefixes for the kernels, of all layers that have ``G`` queries for each head of keys."""
+        if self._depths is None:
+            return None
+        if groups not in self._shared:
             found: dict[int, tuple[SharedPrefix, list[int]]] = {}
             for row, prefix in enumerate(self._prefixes):
                 if prefix is not None:
                     found.setdefault(id(prefix), (prefix, []))[1].append(row)
             prefixes, rows = zip(*found.values(), strict=True)
-            self._shared = SharedKeys([each.states for each in prefixes], rows, self.positions, groups)
-        return self._shared
+            self._shared[groups] = SharedKeys([each.states for each in prefixes], rows, self.positions, groups)
+        return self._shared[groups]
 
     def _make_mask(self, window: int | None) -> torch.Tensor | None:
         if self.num_new == 1 and self.uniform_past is not None and (window is None or self.length <= window):
