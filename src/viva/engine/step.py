@@ -303,7 +303,9 @@ class RaggedStep:
                 if prefix is not None:
                     found.setdefault(id(prefix), (prefix, []))[1].append(row)
             prefixes, rows = zip(*found.values(), strict=True)
-            self._shared[groups] = SharedKeys([each.states for each in prefixes], rows, self.positions, groups)
+            self._shared[groups] = SharedKeys(
+                [each.states for each in prefixes], rows, self.positions, groups
+            )
         return self._shared[groups]
 
     def _make_mask(self, window: int | None) -> torch.Tensor | None:
