@@ -114,11 +114,7 @@ def main() -> None:
                         given.get("products", "").split(","),
                         lambda client, r=rows, p=prompt, g=groups: measure(client, r, p, steps, g, clock),
                     )
-                    kind = (
-                        {1: "group", rows: "distinct"}.get(groups, f"{groups} groups")
-                        if rows > 1
-                        else "group"
-                    )
+                    kind = {rows: "distinct", 1: "group"}.get(groups, f"{groups} groups")
                     for name, (prefill, step) in found.items():
                         cells = f"{prefill * 1e3:.0f} | {step * 1e3:.1f} | {rows / step:.0f}"
                         print(f"| {rows} | {prompt} | {kind} | {name} | {cells} |", flush=True)

@@ -1,13 +1,15 @@
 """The strategy ``conversation`` of expert iteration, as its rewards pay it."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
 from viva.judging.judge import PolicyRef
 from viva.recipes.cost import CostOptions, recipe_cost
+from viva.recipes.loop import _conversation_evaluators
 from viva.recipes.math_efficiency import Config
-from viva.recipes.strategies import EfficientReward, Task, conversation, find_strategies
+from viva.recipes.strategies import EfficientReward, Task, find_strategies
 from viva.testing import ScriptedPolicy, tiny_renderer
 from viva.training.data import PromptItem
 from viva.training.rollouts import run_group
@@ -71,12 +73,17 @@ async def test_a_verifier_asks_for_no_votes_on_what_it_pays(kind):
         config(kind, judge="initial").game()
 
 
-@pytest.mark.parametrize("kind", ["critique", "round_robin"])
-async def test_a_test_prompt_without_an_answer_can_be_talked_about(kind):
-    outcome = await run_group(
-        conversation(task_of(config(kind), None)), ScriptedPolicy(renderer=RENDERER, script=Replies(kind))
-    )
-    assert set(outcome.group.get_total_rewards()) == {0.0}
+def test_test_prompts_that_cannot_be_paid_are_not_talked_about():
+    items = [PromptItem(question=f"{n}?", answer=answer) for n, answer in enumerate((None, "1", None, "3"))]
+    plan = SimpleNamespace(test=items, config=config("critique", num_test_conversations=2))
+    opened = SimpleNamespace(context_window=None)
+    for needs_answers, asked in ((True, ["1?", "3?"]), (False, ["0?", "1?"])):
+        (evaluator,) = _conversation_evaluators(
+            plan, opened, lambda item, seed: item.question, needs_answers=needs_answers
+        )
+        assert evaluator.make_builders() == asked
+    assert config("critique").game().reward.needs_answers
+    assert not config("critique", conversation_reward="own").game().reward.needs_answers
 
 
 @pytest.mark.parametrize("kind", ["critique", "round_robin"])

@@ -8,6 +8,7 @@ fall, and an optimiser step shows which.
 Legend: ``p`` the trainer's logprob, ``q`` the sampler's, ``a`` the advantage, ``r = exp(p - q)``, ``_T`` target tokens.
 """
 
+import asyncio
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -319,12 +320,11 @@ async def _value(bench: Bench, loss_fn: str, given: Config) -> str:
 async def _check_tempered(bench: Bench, temperature: float) -> None:
     """Refuse a trainer whose losses do not divide its logits as they were asked to."""
     tokens = [[token] for token in dict.fromkeys(bench.tokens)]
-    plain, found = [
-        np.concatenate(await bench.score_completions(*tokens, temperature=each))
-        for each in (1.0, temperature)
-    ]
+    plain, found = await asyncio.gather(
+        *(bench.score_completions(*tokens, temperature=each) for each in (1.0, temperature))
+    )
     try:
-        bench.check_tempered(found, plain, temperature)
+        bench.check_tempered(np.concatenate(found), np.concatenate(plain), temperature)
     except WrongAnswerError as error:
         raise WrongAnswerError(
             f"the trainer does as if loss_fn_config had no temperature: {error}"

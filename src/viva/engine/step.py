@@ -8,7 +8,7 @@ Shapes: ``B`` rows, ``T`` new tokens per row, ``L`` keys, ``Q`` query heads, ``K
 head size; ``n`` rows that share a prefix of ``L`` tokens.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,12 +73,19 @@ def make_parts(
         size = max(1, _MOST_ENTRIES // (num_new * (deepest + length)))
         for first in range(rows.start, rows.stop, size):
             last = min(first + size, rows.stop)
-            found: dict[int, tuple[SharedPrefix | None, list[int]]] = {}
-            for index, prefix in enumerate(prefixes[first:last]):
-                found.setdefault(id(prefix), (prefix, []))[1].append(index)
-            picked = [(_pick(indices, device), prefix) for prefix, indices in found.values()]
+            picked = [
+                (_pick(indices, device), prefix) for prefix, indices in _by_prefix(prefixes[first:last])
+            ]
             parts.append(Part(rows=slice(first, last), length=length, prefixes=picked))
     return parts
+
+
+def _by_prefix(prefixes: Sequence[SharedPrefix | None]) -> Collection[tuple[SharedPrefix | None, list[int]]]:
+    """Each of the prefixes, and the rows that have it."""
+    found: dict[int, tuple[SharedPrefix | None, list[int]]] = {}
+    for row, prefix in enumerate(prefixes):
+        found.setdefault(id(prefix), (prefix, []))[1].append(row)
+    return found.values()
 
 
 def two_part_attention(
@@ -298,14 +305,11 @@ class RaggedStep:
         if self._depths is None:
             return None
         if groups not in self._shared:
-            found: dict[int, tuple[SharedPrefix, list[int]]] = {}
-            for row, prefix in enumerate(self._prefixes):
-                if prefix is not None:
-                    found.setdefault(id(prefix), (prefix, []))[1].append(row)
-            prefixes, rows = zip(*found.values(), strict=True)
-            self._shared[groups] = SharedKeys(
-                [each.states for each in prefixes], rows, self.positions, groups
-            )
+            found = [
+                (prefix.states, rows) for prefix, rows in _by_prefix(self._prefixes) if prefix is not None
+            ]
+            states, rows = zip(*found, strict=True)
+            self._shared[groups] = SharedKeys(states, rows, self.positions, groups)
         return self._shared[groups]
 
     def _make_mask(self, window: int | None) -> torch.Tensor | None:

@@ -126,8 +126,9 @@ def resolve_model(model_name: str, revision: str | None = None) -> str:
 def located(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """A run's options with relative paths as they hold here: it may have been copied, or be looked at from elsewhere.
 
-    A path is looked for where the run was started, if that can be told (its folder still ends with its ``log_path``),
-    then in the run's folder, `folder`. What lies in neither stays as it is, and means the current folder.
+    Paths in names of the user's own code are such, too, also where the digests of that code are kept. A path is looked
+    for where the run was started, if that can be told (its folder still ends with its ``log_path``), then in the run's
+    folder, `folder`. What lies in neither stays as it is, and means the current folder.
     """
     from viva.judging.judge import POLICIES
 

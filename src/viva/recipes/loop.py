@@ -146,6 +146,7 @@ async def make_training(
     make_builder: BuilderFactory | None,
     *,
     dataset: RLDataset,
+    needs_answers: bool = False,
     experts: ExpertConfig | None = None,
     samples_every: int = 1,
     followers: Sequence[Follower] = (),
@@ -153,9 +154,10 @@ async def make_training(
 ) -> Training:
     """The loop's parts for an open run.
 
-    ``make_builder`` makes the conversations that test prompts are played as, if there are any; ``followers`` give
-    judges and others their weights at each step; ``evaluators`` come after direct answers and test conversations. For
-    ``experts`` and ``samples_every`` see `viva.training.loop.LoopConfig`.
+    ``make_builder`` makes the conversations that test prompts are played as, if there are any; prompts without a known
+    answer are left out if the conversations' reward ``needs_answers``. ``followers`` give judges and others their
+    weights at each step; ``evaluators`` come after direct answers and test conversations. For ``experts`` and
+    ``samples_every`` see `viva.training.loop.LoopConfig`.
 
     Raises:
         ValueError: If the judge of test answers cannot be had.
@@ -169,7 +171,7 @@ async def make_training(
         resume_from=opened.resume_from,
         evaluators=[
             *direct_evaluators(plan, opened),
-            *_conversation_evaluators(plan, opened, make_builder),
+            *_conversation_evaluators(plan, opened, make_builder, needs_answers=needs_answers),
             *evaluators,
             *judged,
         ],
@@ -204,11 +206,12 @@ def direct_sampler(plan: Plan, opened: OpenRun, temperature: float) -> DirectSam
 
 
 def _conversation_evaluators(
-    plan: Plan, opened: OpenRun, make_builder: BuilderFactory | None
+    plan: Plan, opened: OpenRun, make_builder: BuilderFactory | None, *, needs_answers: bool
 ) -> list[Evaluator]:
     """Evaluators of whole conversations on the first test prompts; none without a builder of them."""
     config = plan.config
-    spoken = plan.test[: config.num_test_conversations]
+    can_be_paid = [item for item in plan.test if item.answer is not None or not needs_answers]
+    spoken = can_be_paid[: config.num_test_conversations]
     if not spoken or make_builder is None:
         return []
     return [

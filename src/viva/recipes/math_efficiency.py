@@ -216,8 +216,8 @@ class Config(AskedConfig):
             protocol = round_robin_protocol(
                 self.max_rounds, personas=self.personas, on_failure=self.on_failure
             )
-        if is_verified:  # the strategy grades solutions itself; test prompts may have no answer
-            reward = Answers(name="verifier", pays_unknown=True)
+        if is_verified:  # the strategy grades solutions itself
+            reward = Answers(name="verifier")
         elif self.conversation_reward != "own":
             reward = reward_named(self.conversation_reward)
             if reward.scorer is not None or reward.needs_answers:
@@ -346,6 +346,7 @@ class Config(AskedConfig):
                 factories={name: as_strategy(name, factory) for name, factory in strategies.items()},
                 assignment=self.assignment,
             ),
+            needs_answers=self.talks and self.game().reward.needs_answers,
             experts=self.experts(),
             samples_every=self.samples_every,
             followers=[Current(policy), *followers],

@@ -13,8 +13,6 @@ class Answers(SolutionReward):
     """1 for a right final solution, else 0; needs known answers."""
 
     name: str = "answers"
-    pays_unknown: bool = False
-    """Whether solutions earn 0 where no answer is known; else they are refused."""
 
     @property
     def needs_answers(self) -> bool:
@@ -24,8 +22,6 @@ class Answers(SolutionReward):
     def pay(self, group: Solutions) -> list[float]:
         """Rewards by the known answer."""
         if group.graded_G is None:
-            if self.pays_unknown:
-                return [0.0] * len(group)
             raise ValueError(
                 f"the reward {self.name!r} needs a known answer for every problem; this one has none. Give it in the "
                 "key answer, or use a reward that needs none: majority, log_probability"

@@ -56,6 +56,8 @@ class EvalPlan:
     num_unanswered: int
     """Problems left out for want of an answer."""
     check: AnswerCheck
+    code: dict[str, str | None]
+    """Digests of the user's own code that speaks, pays or grades, by the name under which options have it."""
     is_judged: bool
     """Whether a judge compares the direct answers of two policies."""
 
@@ -77,14 +79,6 @@ class EvalPlan:
         return self.items[: self.shared.num_test_conversations]
 
     @property
-    def code(self) -> dict[str, str | None]:
-        """Digests of the user's own code that speaks, pays or grades, by the name under which options have it."""
-        code = source_digests(self.shared.grader)
-        for config in self.conversations.values():
-            code |= cast(dict[str, str | None], config.record().get("user_code", {}))
-        return code
-
-    @property
     def record(self) -> dict[str, Any]:
         """All that decides what is sampled and how it is graded, ready for JSON."""
         shared = self.shared
@@ -104,8 +98,8 @@ class EvalPlan:
         for kind, config in self.conversations.items():
             record[kind] = recipe_record(config, config.game().reward.judge)
             record[kind]["problems"] = len(self.talked_about)
-        if code := self.code:
-            record["user_code"] = code
+        if self.code:
+            record["user_code"] = self.code
         return record
 
     def edited(self, target: Target) -> list[str]:
@@ -183,8 +177,16 @@ def make_plan(target: Target, options: EvalOptions, *, is_compared: bool) -> Eva
         source=source,
         num_unanswered=len(everything) - len(items),
         check=check,
+        code=_code_of(shared, conversations),
         is_judged=is_judged,
     )
+
+
+def _code_of(shared: RecipeConfig, conversations: Mapping[str, ConversationConfig]) -> dict[str, str | None]:
+    code = source_digests(shared.grader)
+    for config in conversations.values():
+        code |= cast(dict[str, str | None], config.record().get("user_code", {}))
+    return code
 
 
 def _own_check(grader: str) -> AnswerCheck:
