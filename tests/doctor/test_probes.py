@@ -172,6 +172,17 @@ async def test_temperature_is_asked_about_where_it_matters(service, model, tempe
             await asked
 
 
+@pytest.mark.parametrize("scores_prompts", [False, True])
+async def test_prompts_are_asked_about_where_a_reference_scores_them(service, model, scores_prompts):
+    client = with_sampler(broken.ShiftedPrompts)(service.create_lora_training_client(model, rank=4, seed=0))
+    asked = check_engine(service, client, loss_fn="importance_sampling", scores_prompts=scores_prompts)
+    if scores_prompts:
+        with pytest.raises(ValueError, match="last logprob of prompts: wrong"):
+            await asked
+    else:
+        await asked
+
+
 @pytest.mark.parametrize("loss_fn", ["importance_sampling", "ppo"])
 async def test_a_trainer_that_divides_its_logits_is_sound_and_one_that_only_should_is_refused(
     service, model, loss_fn

@@ -62,6 +62,9 @@ class BanditSampler:
             )
         return Done(SimpleNamespace(sequences=sequences))
 
+    def compute_logprobs(self, prompt):
+        return Done([None, *self.logprobs[np.array(prompt.to_ints()[1:]) % VOCABULARY].tolist()])
+
 
 class BanditTrainer:
     def __init__(self, state_dir: Path, state: dict | None = None):

@@ -12,13 +12,14 @@ from typing import Any
 import chz
 import pages
 import pytest
+import tinker
 from pages import blocks, codes, page, script_the_engine, tables
 from tinker_cookbook.renderers.base import Message
 
 from viva.cli import main
 from viva.conversation.rendering import build_prompt
 from viva.judging.comparison import VERDICT_PREFIX
-from viva.judging.judge import JudgeOptions
+from viva.judging.judge import JudgeOptions, PolicyRef
 from viva.judging.rubric import CRITERION_PREFIX
 from viva.recipes.conversation_preference_rl import Config as PreferenceConfig
 from viva.recipes.cost import CostOptions, parse_cost, recipe_cost, uncounted_options
@@ -221,6 +222,35 @@ def test_pairs_that_the_policy_at_the_start_compares_are_counted_exactly(
     found = measured(config, talk, larger_wins)
     agrees(found, config)
     assert found["verdicts"] == 2 * expected
+
+
+@pytest.mark.parametrize("recipe", ["conversation", "critique", "samples"])
+def test_a_kl_penalty_is_counted_exactly(measured, monkeypatch, tmp_path, recipe) -> None:
+    class Reference:
+        async def compute_logprobs(self, prompt: tinker.ModelInput) -> list[float]:
+            return [-1.0] * prompt.length
+
+    async def at_the_start(*_: object) -> tuple[PolicyRef, list[object]]:
+        return PolicyRef(sampling_client=Reference()), []  # the scripted engine has no policy at the start
+
+    monkeypatch.setattr("viva.recipes.loop.policy_of", at_the_start)
+    config = PreferenceConfig(num_agents=4, max_rounds=3, batch_size=8, kl_penalty_coef=0.1)
+    if recipe == "critique":
+        config = CritiqueConfig(num_agents=3, batch_size=6, kl_penalty_coef=0.1)
+        measured(config, review, lambda prompt: {"A": 0.2, "B": 0.7, "T": 0.1}, max_steps=2)
+    elif recipe == "samples":
+        config = plain_samples(4, kl_penalty_coef=0.1)
+        measured(config, lambda prompt, call: "s" * 30, max_steps=2, max_training_datapoints=16)
+    else:
+        measured(config, talk, larger_wins, max_steps=2)
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    first, second = (json.loads(line) for line in lines)  # in the first step the policy is its reference
+    counts = recipe_cost(config, EXACT).counts
+    assert "optim/reference_tokens" not in first
+    assert (second["optim/tokens"], second["optim/datums"]) == (counts.trained.rows.tokens, counts.num_datums)
+    scored = second["optim/reference_tokens"] + second.get("experts/scored_tokens", 0)
+    assert scored == counts.scored.rows.tokens
+    assert counts.total == recipe_cost(chz.replace(config, kl_penalty_coef=0.0), EXACT).counts.total
 
 
 def test_a_reward_without_a_judge_costs_no_comparisons(measured) -> None:

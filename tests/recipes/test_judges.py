@@ -202,15 +202,17 @@ def test_it_is_the_judge_of_the_first_step_and_not_that_of_later_ones(run):
     assert any(any(each) for step, each in differ.items() if step)
 
 
-@pytest.mark.parametrize("options", [{}, {"load_checkpoint_path": None}], ids=["base", "weights"])
-def test_a_resumed_run_has_the_same_policy_at_the_start(run, tmp_path, options):
-    if options:
-        options = {"load_checkpoint_path": run(judge="initial") / "state" / "weights" / "000003"}
-    options |= {"initial_judge_pairs": 1, "max_steps": 3}
+@pytest.mark.parametrize("asked", [{"initial_judge_pairs": 1}, {"kl_penalty_coef": 0.5}], ids=str)
+@pytest.mark.parametrize("start", ["base", "weights"])
+def test_a_resumed_run_has_the_same_policy_at_the_start(run, tmp_path, start, asked):
+    options = asked | {"max_steps": 3}
+    if start == "weights":
+        options["load_checkpoint_path"] = run(judge="initial") / "state" / "weights" / "000003"
     folder = tmp_path / "run"
     run(folder=folder, **options | {"max_steps": 1})
     run(folder=folder, **options, behavior_if_exists="resume")
     assert left_by(folder) == left_by(run(**options))
+    assert left_by(folder) != left_by(run(**options | dict.fromkeys(asked, 0)))
 
 
 def test_an_alarm_of_the_policy_at_the_start_needs_pairs():

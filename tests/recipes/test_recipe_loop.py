@@ -69,7 +69,12 @@ def ends(monkeypatch):
     """Runs a recipe whose parts do what a test says; the exit code."""
     plan = SimpleNamespace(
         config=SimpleNamespace(
-            model_name="m", loss_fn="importance_sampling", loss_fn_config=None, temperature=1.0, max_steps=3
+            model_name="m",
+            loss_fn="importance_sampling",
+            loss_fn_config=None,
+            temperature=1.0,
+            kl_penalty_coef=0.0,
+            max_steps=3,
         ),
         model="m",
         log_path="runs/x",

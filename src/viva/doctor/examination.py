@@ -71,16 +71,21 @@ async def check_engine(
     loss_fn: str,
     loss_fn_config: Mapping[str, float] | None = None,
     temperature: float = 1.0,
+    scores_prompts: bool = False,
 ) -> None:
     """Refuse an engine that cannot do what a run with this loss and temperature needs; nothing is changed in it.
 
+    A run with a KL penalty needs one that ``scores_prompts``.
+
     Raises:
-        ValueError: If the loss is not computed as defined, or samples have no logprobs, other ones than the trainer's,
-            or ones that do not know the temperature.
+        ValueError: If the loss is not computed as defined, or samples or prompts have no logprobs, other ones than the
+            trainer's, or ones that do not know the temperature.
     """
     names = ["samples", "sampler and trainer agree"]
     if temperature != 1.0:
         names.append("temperature in logprobs")
+    if scores_prompts:
+        names.append("last logprob of prompts")
     bench = Bench(service=service, client=client)
     probes = [value_probe(loss_fn, loss_fn_config or {}), *(_BY_NAME[name] for name in names)]
     findings = [finding async for finding in examine(bench, probes)]
@@ -90,7 +95,7 @@ async def check_engine(
         raise ValueError(
             f"the engine cannot do what this run needs:{lines}\n"
             "Use another engine, or other options (loss_fn=importance_sampling without loss_fn_config, "
-            "temperature=1.0). 'viva doctor' shows all that it can do."
+            "temperature=1.0, kl_penalty_coef=0). 'viva doctor' shows all that it can do."
         )
 
 
@@ -122,6 +127,10 @@ FEATURES: tuple[Feature, ...] = (
     Feature(name="samplers that outlast a step", needs=(("old samplers stay",),)),
     Feature(name="temperature other than 1", needs=(("temperature in logprobs",),)),
     Feature(name="judge_mode=logprob, reward=rubric", needs=(_ALTERNATIVES,)),
+    Feature(
+        name="kl_penalty_coef, reward=peer_prediction",
+        needs=(("last logprob of prompts",), ("old samplers stay",)),
+    ),
     Feature(
         name="judge_mode=verdict, judge_answers_first, eval_temperature=0",
         needs=(*_SAMPLES, ("greedy samples",)),

@@ -21,7 +21,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, Protocol, TypeVar, cast
 
 import tinker
 from tinker_cookbook.renderers.base import Message, Renderer
@@ -44,6 +44,8 @@ from viva.judging.comparison import (
 from viva.judging.endpoint import EndpointOptions
 from viva.judging.rubric import CRITERION_PREFIX, YES_OR_NO, criterion_messages
 from viva.judging.usage import Role, count_tokens
+
+T = TypeVar("T")
 
 
 class SamplingClient(Protocol):
@@ -102,11 +104,11 @@ async def sample(
     return response
 
 
-async def response_of(pending: Any) -> tinker.SampleResponse:
+async def response_of(pending: Awaitable[T] | Future[T]) -> T:
     """The response behind an awaitable, or behind the ``concurrent.futures.Future`` of older clients."""
-    if inspect.isawaitable(pending):
-        return await cast(Awaitable[tinker.SampleResponse], pending)
-    return await asyncio.wrap_future(cast(Future[tinker.SampleResponse], pending))
+    if isinstance(pending, Awaitable):
+        return await pending
+    return await asyncio.wrap_future(pending)
 
 
 JudgeMode = Literal["logprob", "verdict"]

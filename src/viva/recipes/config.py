@@ -130,6 +130,7 @@ class RecipeConfig(DataOptions):
     loss_fn: Literal["importance_sampling", "ppo", "cispo", "dro"] = "importance_sampling"
     loss_fn_config: dict[str, float] | None = chz.field(default=None, doc="like {'clip_low_threshold': 0.8}")
     grad_clip_norm: float = chz.field(default=0.0, doc="largest gradient norm; 0 does not clip")
+    kl_penalty_coef: float = chz.field(default=0.0, doc="weight of the KL penalty to the policy at the start")
     max_retries: int = chz.field(default=1, doc="how often a failed conversation is played again")
     policy_timeout_s: float | None = chz.field(
         default=None, doc="longest time for one reply or comparison; off by default"
@@ -147,9 +148,7 @@ class RecipeConfig(DataOptions):
         doc="who compares test answers with those before training: initial (default where no answer is known), another "
         "model, a run, or none",
     )
-    num_test_conversations: int = chz.field(
-        default=8, doc="test prompts that are also played as conversations"
-    )
+    num_test_conversations: int = chz.field(default=8, doc="test prompts that are also talked about")
     save_every: int = chz.field(default=20, doc="steps between checkpoints; 0 saves at the end only")
     tokens_every: int = chz.field(
         default=10,

@@ -28,7 +28,7 @@ from viva.recipes.config import RecipeConfig, option_name, parse_options, read_o
 from viva.recipes.data import load_jsonl
 from viva.recipes.evaluation.planned import ANSWERING, Planned, recipe_named
 from viva.recipes.math_efficiency import Config as MathConfig
-from viva.recipes.plan import at_least
+from viva.recipes.plan import at_least, not_negative
 from viva.recipes.protocol import ConversationConfig, Game
 from viva.rewards.base import Reward
 from viva.scaling.counts import Call, Counts, Passes, TrainedReply, count_step
@@ -67,7 +67,7 @@ _COUNTED = frozenset(
         *("revision_votes", "votes_on_own", "ballots"),
         *("strategies", "assignment", "group_size", "hint", "feedback", "train_behind", "keep"),
         *("conversation", "conversation_reward"),
-        *("estimator", "estimator_options", "baseline", "min_effective_share", "on_waste"),
+        *("kl_penalty_coef", "estimator", "estimator_options", "baseline", "min_effective_share", "on_waste"),
         *("test_prompts_path", "max_test_samples", "num_test_conversations"),
         *("eval_every", "eval_samples", "eval_greedy", "eval_temperature"),
     )
@@ -187,6 +187,7 @@ def recipe_cost(config: Planned, text: Text) -> RecipeCost:
     Raises:
         ValueError: If the configuration could not be run, or has a strategy of the user's own.
     """
+    not_negative(config, "kl_penalty_coef")
     cost = _math_cost(config, text) if isinstance(config, MathConfig) else _conversation_cost(config, text)
     return replace(cost, evaluation=_evaluation_cost(config, text))
 
@@ -227,7 +228,7 @@ def _conversation_cost(config: ConversationConfig, text: Text) -> RecipeCost:
     groups = resolve_batch_size(config.batch_size, config.num_agents) // config.num_agents
     game = config.game()
     roles = config.roles(game)
-    calls = _game_calls(game, text, roles)
+    calls = _game_calls(game, text, roles, trains_all=bool(config.kl_penalty_coef))
     calls += _initial_judge_calls(config, game, text, max(call.wave for call in calls))
     told = "" if roles is None else f", {counted(len(roles.trained), 'trained policy', 'trained policies')}"
     recipe = type(config).__module__.rpartition(".")[2]
@@ -244,6 +245,8 @@ def _step_cost(
     checked: Sequence[TrainedReply] = (),
 ) -> RecipeCost:
     endpoint = None if reward is None or reward.judge is None else reward.judge.endpoint
+    if config.kl_penalty_coef:
+        calls = [_scored_by_reference(call) for call in calls]
     return RecipeCost(
         summary=summary,
         calls=tuple(call for call in calls if call.role != "outside"),
@@ -253,9 +256,18 @@ def _step_cost(
     )
 
 
-def _game_calls(game: Game, text: Text, roles: Roles | None = None) -> list[Call]:
+def _scored_by_reference(call: Call) -> Call:
+    """The call of a KL penalty's run: what is trained where it was sampled, the reference scores."""
+    if call.trained is None or call.trained.context != call.prompt:
+        return call
+    return replace(call, scored=(*call.scored, call.trained))
+
+
+def _game_calls(
+    game: Game, text: Text, roles: Roles | None = None, *, trains_all: bool = False
+) -> list[Call]:
     """The calls of agents, then those of the models that the reward asks for."""
-    calls = conversation_calls(game.protocol, game.num_agents, text, roles)
+    calls = conversation_calls(game.protocol, game.num_agents, text, roles, trains_all=trains_all)
     wave = max(call.wave for call in calls) + 1
     return calls + _asked_calls(game.reward, game.protocol, game.num_agents, text, wave)
 

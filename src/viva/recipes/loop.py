@@ -41,6 +41,7 @@ from viva.training.data import (
 )
 from viva.training.followers import Follower, JudgeStoppedError
 from viva.training.loop import AllGroupsFailedError, Evaluator, LoopConfig, Training, train
+from viva.training.reference import KlPenalty
 from viva.training.remote import EngineError, explain
 from viva.training.service import EngineConfig, end_session
 from viva.training.update import EXACT_GAP, UpdateConfig
@@ -137,6 +138,7 @@ def _server_check(config: RecipeConfig) -> EngineCheck:
         loss_fn=config.loss_fn,
         loss_fn_config=config.loss_fn_config,
         temperature=config.temperature,
+        scores_prompts=config.kl_penalty_coef > 0,
     )
 
 
@@ -163,6 +165,7 @@ async def make_training(
         ValueError: If the judge of test answers cannot be had.
     """
     judged, more_followers = await _win_rate_evaluators(plan, opened)
+    penalty, reference_followers = await _penalty(plan, opened)
     return Training(
         config=_loop_config(plan, opened, experts, samples_every),
         client=opened.client,
@@ -175,12 +178,22 @@ async def make_training(
             *evaluators,
             *judged,
         ],
-        followers=[*followers, *more_followers],
+        followers=[*followers, *more_followers, *reference_followers],
         sinks=[*opened.trackers, StepTimeNotice(num_steps=len(dataset))],
         first_metrics=_prompt_metrics(plan, opened),
         show_steps=any(choice.name == CONSOLE for choice in plan.trackers),
+        penalty=penalty,
         token_texts=partial(token_texts, cast(TokenDecoder, opened.renderer.tokenizer)),
     )
+
+
+async def _penalty(plan: Plan, opened: OpenRun) -> tuple[KlPenalty | None, list[Follower]]:
+    """The KL penalty, if there is one, and what gives its reference the weights of the run's beginning."""
+    coef = plan.config.kl_penalty_coef
+    if not coef:
+        return None, []
+    reference, followers = await policy_of(JudgeOptions(policy="initial"), plan, opened, "reference")
+    return KlPenalty(coef=coef, reference=reference), followers
 
 
 def direct_evaluators(plan: Plan, opened: OpenRun) -> list[Evaluator]:

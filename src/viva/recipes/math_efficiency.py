@@ -44,6 +44,7 @@ _READ_BY: Mapping[str, Sequence[str]] = {
     "leak_phrases": ("prompt_augmentation", "feedback", "conversation"),
     **dict.fromkeys(("feedback", "train_behind"), ("feedback",)),
     "keep": ("best_of",),
+    "kl_penalty_coef": _UNSWAPPED,  # it is measured of the policy's own samples
     **dict.fromkeys(("conversation", "conversation_reward", "max_rounds", "num_agents"), ("conversation",)),
 }
 """Strategies that read an option; those of the user's own may read them all."""

@@ -235,10 +235,27 @@ def _check(config: RecipeConfig) -> None:
     positive(config, "learning_rate", "policy_timeout_s", "temperature", "num_epochs")
     if config.num_epochs is not None and config.num_epochs > _LARGEST["num_epochs"]:
         raise ValueError(f"num_epochs must be {_LARGEST['num_epochs']:,} or less; got {config.num_epochs:,}")
-    not_negative(config, "eval_temperature", "grad_clip_norm")
+    not_negative(config, "eval_temperature", "grad_clip_norm", "kl_penalty_coef")
+    _check_penalty(config)
     persona(0, config.personas)
     # the local engine's definition holds for remote ones too: `viva.doctor` compares them with it
     find_loss(config.loss_fn).settings(config.loss_fn, config.loss_fn_config)
+
+
+def _check_penalty(config: RecipeConfig) -> None:
+    """Refuse a KL penalty on what it could not be measured of."""
+    if not config.kl_penalty_coef:
+        return
+    from viva.training.update import trained_temperature
+
+    told = None
+    trained_at = trained_temperature(config.loss_fn_config)
+    if config.temperature != 1 or trained_at != 1:
+        told = f"needs samples and a loss at temperature 1; got {config.temperature:g} and {trained_at:g}"
+    elif config.stream_updates:
+        told = "is taken from the mean over a whole batch; leave out stream_updates"
+    if told is not None:
+        raise ValueError(f"kl_penalty_coef={config.kl_penalty_coef:g} {told}")
 
 
 def at_least(config: Any, smallest: Mapping[str, int]) -> None:

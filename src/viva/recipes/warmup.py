@@ -43,7 +43,10 @@ if TYPE_CHECKING:
 EXAMPLES = "examples.jsonl"
 JUDGE = "judge"
 """The examples of a judge, and their name."""
-_UNUSED = ("num_epochs", "max_staleness", "stream_updates", "loss_fn", "loss_fn_config", "num_substeps")
+_UNUSED = (
+    *("num_epochs", "max_staleness", "stream_updates"),
+    *("loss_fn", "loss_fn_config", "num_substeps", "kl_penalty_coef"),
+)
 
 
 @chz.chz

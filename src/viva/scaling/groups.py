@@ -54,12 +54,12 @@ def solution_key(agent_id: int, round_index: int) -> Hashable:
 
 
 def conversation_calls(
-    protocol: Protocol, num_agents: int, text: Text, roles: Roles | None = None
+    protocol: Protocol, num_agents: int, text: Text, roles: Roles | None = None, *, trains_all: bool = False
 ) -> list[Call]:
-    """Every reply and comparison of every agent, in order of (round, agent, lane). Segments that earn are trained.
+    """Every reply and comparison of every agent, in order of (round, agent, lane).
 
-    Replies to segments of the user's own are as long as solutions. Several policies (`roles`) share no prefix, and
-    those that take part alone are not trained.
+    Segments that earn are trained, or all. Replies to segments of the user's own are as long as solutions. Several
+    policies (`roles`) share no prefix, and those that take part alone are not trained.
     """
     prompts, question = text.prompts()
     turns: list[Turn] = []
@@ -85,7 +85,7 @@ def conversation_calls(
                 asked = protocol.prompt(question, before, view, lane)
                 prompt = prompts.blocks([("system", protocol.system_prompt), ("user", asked)])
                 tokens = prompts.tokens(reply) + _STOP_TOKENS
-                earns = segment.stream is not None
+                earns = trains_all or segment.stream is not None
                 if roles is not None:
                     speaker = roles.speaker(agent_id, segment.name)
                     prompt = (Block(key=("policy", speaker.name), tokens=0.0), *prompt)

@@ -122,6 +122,8 @@ class Batch:
     """The check of samples without a datum that was drawn from what is trained."""
     samples_N: list[TrainedSample]
     estimates_N: list[Estimate]
+    num_data_N: list[int]
+    """Datums of every sample."""
     is_plain: bool = False
     """Whether it is plain self-play."""
     metrics: dict[str, float]
@@ -134,21 +136,16 @@ class Batch:
         """The policy that sampled each datum, of plain self-play with several policies; else ``None``."""
         return [name for sample in self.samples_N for name in sample.speakers_D]
 
-    def num_data_N(self) -> list[int]:
-        """Datums of every sample. Samples whose advantages an estimator makes 0 have none."""
-        return [
-            len(sample.data_D) if self.is_plain or made.advantages_T.any() else 0
-            for sample, made in zip(self.samples_N, self.estimates_N, strict=True)
-        ]
 
-
-def plain_batch(outcomes_P: Sequence[GroupOutcome]) -> Batch:
+def plain_batch(outcomes_P: Sequence[GroupOutcome], *, keeps_silent: bool = False) -> Batch:
     """A batch of plain self-play, sampled at temperature 1.
+
+    With ``keeps_silent``, tokens that earned nothing are in it, too, with advantages of 0.
 
     Raises:
         ValueError: If a builder's credit does not fit what its seats sampled.
     """
-    samples_N = batch_samples(outcomes_P, is_plain=True)
+    samples_N = batch_samples(outcomes_P, is_plain=True, keeps_silent=keeps_silent)
     estimates_N = [_as_given(sample) for sample in samples_N]
     data_D = [
         datum
@@ -172,6 +169,7 @@ def plain_batch(outcomes_P: Sequence[GroupOutcome]) -> Batch:
         foreign_D=[False] * len(data_D),
         samples_N=samples_N,
         estimates_N=estimates_N,
+        num_data_N=[len(sample.data_D) for sample in samples_N],
         is_plain=True,
         metrics=advantage_metrics(values_P_N) | credit_metrics(credits_P),
     )
@@ -184,6 +182,7 @@ async def make_batch(
     *,
     temperature: float = 1.0,
     trained_at: float = 1.0,
+    keeps_silent: bool = False,
 ) -> Batch:
     """Everything to train of a batch. The client's weights stay as they are.
 
@@ -196,6 +195,7 @@ async def make_batch(
         temperature: Of the samples.
         trained_at: That of the policy which is trained. Samples at another one, or behind another context than the
             one that is trained, are not its own.
+        keeps_silent: Whether the policy's own tokens that earned nothing are in it, too, with advantages of 0.
 
     Raises:
         ValueError: If the strategies contradict each other, or completions or credit do not fit what was sampled.
@@ -203,8 +203,10 @@ async def make_batch(
             say to stop.
     """
     if any(is_strategy(outcome.builder) for outcome in outcomes_P):
-        return await _estimated_batch(client, outcomes_P, config or ExpertConfig(), temperature, trained_at)
-    batch = plain_batch(outcomes_P)
+        return await _estimated_batch(
+            client, outcomes_P, config or ExpertConfig(), (temperature, trained_at), keeps_silent=keeps_silent
+        )
+    batch = plain_batch(outcomes_P, keeps_silent=keeps_silent)
     if (temperature or 1.0) == trained_at:
         return batch
     check = await check_sampler(client, batch.data_D[:NUM_CHECKED], temperature=temperature)
@@ -215,9 +217,11 @@ async def _estimated_batch(
     client: TrainingClient,
     outcomes_P: Sequence[GroupOutcome],
     config: ExpertConfig,
-    temperature: float,
-    trained_at: float,
+    temperatures: tuple[float, float],
+    *,
+    keeps_silent: bool,
 ) -> Batch:
+    temperature, trained_at = temperatures
     config.check_temperature(temperature, trained_at)
     estimator = config.make()
     mixture = mixture_of(outcomes_P)
@@ -235,11 +239,12 @@ async def _estimated_batch(
     ]
     diagnostics = diagnose(checked_N, estimates_N)
     warnings = _warnings(samples_N, diagnostics, config)
-    data_D, foreign_D = _data(trained_N, estimates_N, samples_N)
+    kept_N = [
+        bool(made.advantages_T.any()) or (keeps_silent and sample.on_policy)
+        for sample, made in zip(samples_N, estimates_N, strict=True)
+    ]
     unseen = [
-        check
-        for index, check in checks_N.items()
-        if not (samples_N[index].on_policy and estimates_N[index].advantages_T.any())
+        check for index, check in checks_N.items() if not (samples_N[index].on_policy and kept_N[index])
     ]
     factors = mixture_factors((sample.strategy for sample in samples_N), mixture)
     metrics = flat_metrics(diagnostics) | strategy_metrics(outcomes_P, trained_N, factors)
@@ -248,14 +253,25 @@ async def _estimated_batch(
         datum.model_input.length for check in checks_N.values() for datum in check.data_D
     )
     return Batch(
-        data_D=data_D,
-        foreign_D=foreign_D,
+        data_D=[
+            datum
+            for trained, made, is_kept in zip(trained_N, estimates_N, kept_N, strict=True)
+            for datum in (_weighted(trained, made) if is_kept else ())
+        ],
+        foreign_D=[
+            not sample.on_policy
+            for trained, sample, is_kept in zip(trained_N, samples_N, kept_N, strict=True)
+            for _ in (trained.data_D if is_kept else ())
+        ],
         check=SamplerCheck(
             data_D=[datum for check in unseen for datum in check.data_D],
             logprobs_D=[logprobs for check in unseen for logprobs in check.logprobs_D],
         ),
         samples_N=trained_N,
         estimates_N=estimates_N,
+        num_data_N=[
+            len(trained.data_D) * is_kept for trained, is_kept in zip(trained_N, kept_N, strict=True)
+        ],
         metrics=metrics,
         warnings=warnings,
         records=[
@@ -378,19 +394,10 @@ def _as_given(sample: TrainedSample) -> Estimate:
     )
 
 
-def _data(
-    trained_N: Sequence[TrainedSample], estimates_N: Sequence[Estimate], samples_N: Sequence[Sample]
-) -> tuple[list[tinker.Datum], list[bool]]:
-    """Datums of all samples that carry a signal, and which of them were not drawn from what is trained."""
-    data_D: list[tinker.Datum] = []
-    foreign_D: list[bool] = []
-    for trained, made, sample in zip(trained_N, estimates_N, samples_N, strict=True):
-        if not made.advantages_T.any():
-            continue
-        weights_T = np.concatenate([action_values(datum, "advantages") for datum in trained.data_D])
-        data_D += with_values(trained.data_D, made.advantages_T * weights_T, made.logprobs_T)
-        foreign_D += [not sample.on_policy] * len(trained.data_D)
-    return data_D, foreign_D
+def _weighted(trained: TrainedSample, made: Estimate) -> list[tinker.Datum]:
+    """Datums of a sample with the estimator's advantages and anchors."""
+    weights_T = np.concatenate([action_values(datum, "advantages") for datum in trained.data_D])
+    return with_values(trained.data_D, made.advantages_T * weights_T, made.logprobs_T)
 
 
 def _advantages_by_group(

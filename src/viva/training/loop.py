@@ -37,6 +37,7 @@ from viva.training.followers import Follower, JudgeStoppedError, check_judge
 from viva.training.members import Members, member_metrics, update_members
 from viva.training.metrics import Clock, rollout_metrics
 from viva.training.records import TokenTexts, chosen_groups, token_rows, transcript_row
+from viva.training.reference import KlPenalty, penalised
 from viva.training.rollouts import GroupOutcome, run_groups
 from viva.training.sampling import Sampling, SeatSampler
 from viva.training.update import UpdateConfig, imitate, update_policy
@@ -134,6 +135,8 @@ class Training:
     """Whether the console has a line for every step; warnings it has in any case."""
     first_metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     """Metrics of the data, logged with the first step."""
+    penalty: KlPenalty | None = None
+    """Keeps the policy near to what it was at the start."""
     token_texts: TokenTexts | None = None
     """Gives every kept token its text; without it, only ids are kept."""
     stop_rule: StopRule | None = None
@@ -255,8 +258,7 @@ async def _step(
     metrics = rollout_metrics(played.outcomes_P) | metrics
     if run.members is not None:
         metrics |= member_metrics(played.outcomes_P)
-    metrics |= {"rollout/staleness": played.staleness}
-    metrics |= _told_by_followers(run, step)
+    metrics |= {"rollout/staleness": played.staleness} | _told_by_followers(run, step)
     clock.lap("rollouts")
     console.phase("updating")
     with run.interrupts.protected():
@@ -297,6 +299,8 @@ async def _update(
     keeps_tokens = bool(config.tokens_every) and step % config.tokens_every == 0
     chosen = chosen_groups(outcomes_P, seed=config.sampling.seed, step=step) if keeps_tokens else []
     temperature = config.sampling.temperature
+    # what the policy at the start samples differs from the reference by rounding alone, which Adam would enlarge
+    penalty = run.penalty if step > played.staleness else None
     if run.members is None:
         batch = await make_batch(
             run.client,
@@ -304,10 +308,15 @@ async def _update(
             config.experts,
             temperature=temperature,
             trained_at=config.update.temperature,
+            keeps_silent=penalty is not None,
         )
-        for text in batch.warnings:
-            topic = text.partition(":")[0]
-            console.warn_once(topic, f"step {step + 1}: {text} (said once; see the metrics)")
+    else:
+        batch = plain_batch(outcomes_P, keeps_silent=penalty is not None)
+    if penalty is not None:
+        batch = await penalised(batch, penalty)
+    for text in batch.warnings:
+        console.warn_once(text.partition(":")[0], f"step {step + 1}: {text} (said once; see the metrics)")
+    if run.members is None:
         result = await update_policy(
             run.client,
             batch.data_D,
@@ -317,7 +326,6 @@ async def _update(
             sent=None if played.stream is None else played.stream.sent,
         )
     else:
-        batch = plain_batch(outcomes_P)
         result = await update_members(run.members, batch, config.update, temperature=temperature)
     keeps_samples = bool(config.samples_every) and step % config.samples_every == 0
     tokens = token_rows(outcomes_P, chosen, batch, result.logprobs_D, run.token_texts)
@@ -362,12 +370,6 @@ def _told_by_followers(run: Training, step: int) -> dict[str, float]:
     return {name: value for each in run.followers for name, value in each.metrics(step).items()}
 
 
-def _follow(run: Training, sampler: SamplingClient, version: int) -> None:
-    """Let judges have the weights that belong to the policy after so many steps."""
-    for follower in run.followers:
-        follower.follow(sampler, version)
-
-
 async def _evaluate(
     run: Training, sampler: SamplingClient, step: int, console: RunConsole, *, at_end: bool = False
 ) -> dict[str, float]:
@@ -376,7 +378,8 @@ async def _evaluate(
     is_last = at_end or isinstance(run.dataset, ExampleDataset)  # else the step's rollouts follow
     suffix = "-end" if at_end else ""
     async with _journaled(run, sampler, console, step, is_last=is_last, suffix=suffix):
-        _follow(run, sampler, step)
+        for follower in run.followers:
+            follower.follow(sampler, step)
         for each in run.evaluators:
             evaluator = each.reporting(console.evaluating) if isinstance(each, Reporting) else each
             metrics |= await evaluator(sampler, step)
@@ -388,7 +391,8 @@ async def _rollouts(
     run: Training, console: RunConsole, step: int, version: int, sampler: SamplingClient
 ) -> _PlayedStep:
     config, started = run.config, time.monotonic()
-    _follow(run, sampler, version)
+    for follower in run.followers:
+        follower.follow(sampler, version)
     builders_P = run.dataset.get_batch(step)
     if (config.max_staleness or config.stream_updates) and any(map(is_strategy, builders_P)):
         raise ValueError(

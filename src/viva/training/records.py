@@ -79,7 +79,7 @@ def token_rows(
     """
     turns_P: dict[int, list[dict[str, object]]] = {index: [] for index in chosen}
     start = 0
-    for sample, made, count in zip(batch.samples_N, batch.estimates_N, batch.num_data_N(), strict=True):
+    for sample, made, count in zip(batch.samples_N, batch.estimates_N, batch.num_data_N, strict=True):
         own, start = slice(start, start + count), start + count
         if sample.outcome_index in turns_P:
             credit = credit_of(outcomes_P[sample.outcome_index].builder)

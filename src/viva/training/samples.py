@@ -122,11 +122,14 @@ def centred_rewards_of(outcome: GroupOutcome) -> dict[int, float]:
     return dict(zip(paid, group_advantages(list(paid.values())), strict=True))
 
 
-def batch_samples(outcomes_P: Sequence[GroupOutcome], *, is_plain: bool = False) -> list[TrainedSample]:
+def batch_samples(
+    outcomes_P: Sequence[GroupOutcome], *, is_plain: bool = False, keeps_silent: bool = False
+) -> list[TrainedSample]:
     """All samples of the groups that are not void, group by group and seat by seat.
 
     Failed seats have none, and neither have seats of which nothing is trained; in plain self-play (`is_plain`), these
-    have samples without datums. Credited seats without a signal have samples with advantages of 0.
+    have samples without datums, unless `keeps_silent` has all of their tokens, with advantages of 0. With strategies,
+    credited seats without a signal have samples with advantages of 0.
 
     Raises:
         ValueError: If completions or credit do not fit what was sampled.
@@ -135,7 +138,11 @@ def batch_samples(outcomes_P: Sequence[GroupOutcome], *, is_plain: bool = False)
     for index, outcome in enumerate(outcomes_P):
         if outcome.group is None:
             continue
-        plans_G = _plain_plans(outcome, outcome.group) if is_plain else _plans(outcome, outcome.group)
+        plans_G = (
+            _plain_plans(outcome, outcome.group, keeps_silent=keeps_silent)
+            if is_plain
+            else _plans(outcome, outcome.group)
+        )
         prompt = index if is_plain else _prompt(outcome.group, strategy_of(outcome.builder))
         samples_N += [
             _sample(outcome, outcome.group, seat, plan, index=index, prompt=prompt, is_plain=is_plain)
@@ -284,10 +291,15 @@ def _silent_parts(credit: GroupCredit, seat: int, trajectory: Trajectory) -> lis
     ]
 
 
-def _plain_plans(outcome: GroupOutcome, group: TrajectoryGroup) -> list[list[_Part]]:
+def _plain_plans(outcome: GroupOutcome, group: TrajectoryGroup, *, keeps_silent: bool) -> list[list[_Part]]:
     """Per seat all turns. Turns of a policy that is not trained weigh nothing."""
     credit = credit_of(outcome.builder)
     plans_G = _centred_plans(outcome, group) if credit is None else _credited_plans(credit, group)
+    if keeps_silent:
+        plans_G = [
+            [_with_silent(part, trajectory.transitions[part.turn]) for part in plan]
+            for plan, trajectory in zip(plans_G, group.trajectories_G, strict=True)
+        ]
     for seat, plan in enumerate(plans_G):
         names = speakers_of(outcome.builder, seat, group.trajectories_G[seat])
         if names is not None:
@@ -296,6 +308,20 @@ def _plain_plans(outcome: GroupOutcome, group: TrajectoryGroup) -> list[list[_Pa
                 for part in plan
             ]
     return plans_G
+
+
+def _with_silent(part: _Part, transition: Transition) -> _Part:
+    """The part with the weight 1 for all tokens that stand behind something, whose turn is not masked."""
+    if is_masked(transition):
+        return part
+    weights = [1.0] * len(part.weights)
+    if not transition.ob.length:
+        weights[:1] = [0.0]
+    # tokens without a weight have earned nothing
+    earned = zip(part.weights, part.advantages or weights, strict=True)
+    return replace(
+        part, weights=tuple(weights), advantages=tuple(value if weight else 0.0 for weight, value in earned)
+    )
 
 
 def _centred_plans(outcome: GroupOutcome, group: TrajectoryGroup) -> list[list[_Part]]:
