@@ -239,12 +239,14 @@ async def _estimated_batch(
     ]
     diagnostics = diagnose(checked_N, estimates_N)
     warnings = _warnings(samples_N, diagnostics, config)
-    kept_N = [
-        bool(made.advantages_T.any()) or (keeps_silent and sample.on_policy)
-        for sample, made in zip(samples_N, estimates_N, strict=True)
+    data_N = [
+        _weighted(trained, made)
+        if made.advantages_T.any() or (keeps_silent and sample.on_policy)
+        else list[tinker.Datum]()
+        for trained, made, sample in zip(trained_N, estimates_N, samples_N, strict=True)
     ]
     unseen = [
-        check for index, check in checks_N.items() if not (samples_N[index].on_policy and kept_N[index])
+        check for index, check in checks_N.items() if not (samples_N[index].on_policy and data_N[index])
     ]
     factors = mixture_factors((sample.strategy for sample in samples_N), mixture)
     metrics = flat_metrics(diagnostics) | strategy_metrics(outcomes_P, trained_N, factors)
@@ -253,15 +255,9 @@ async def _estimated_batch(
         datum.model_input.length for check in checks_N.values() for datum in check.data_D
     )
     return Batch(
-        data_D=[
-            datum
-            for trained, made, is_kept in zip(trained_N, estimates_N, kept_N, strict=True)
-            for datum in (_weighted(trained, made) if is_kept else ())
-        ],
+        data_D=[datum for data_D in data_N for datum in data_D],
         foreign_D=[
-            not sample.on_policy
-            for trained, sample, is_kept in zip(trained_N, samples_N, kept_N, strict=True)
-            for _ in (trained.data_D if is_kept else ())
+            not sample.on_policy for sample, data_D in zip(samples_N, data_N, strict=True) for _ in data_D
         ],
         check=SamplerCheck(
             data_D=[datum for check in unseen for datum in check.data_D],
@@ -269,9 +265,7 @@ async def _estimated_batch(
         ),
         samples_N=trained_N,
         estimates_N=estimates_N,
-        num_data_N=[
-            len(trained.data_D) * is_kept for trained, is_kept in zip(trained_N, kept_N, strict=True)
-        ],
+        num_data_N=[len(data_D) for data_D in data_N],
         metrics=metrics,
         warnings=warnings,
         records=[
