@@ -37,7 +37,8 @@ contrasts, were named before they had been run, when such a judge of single answ
 and ``steps-large``. ``rubric_initial`` and its contrasts came when ``rubric_answers_first`` had been run once on
 ``steps-large``, where it took most of what the policy knew. ``foreign_critiques``, ``shuffled_critiques`` and the
 contrasts of ``r_sol_floor_0.1``, the default of today, were named before any of these had been run on a small bed;
-so were ``serl_votes`` and its contrasts.
+so were ``serl_votes`` and its contrasts. ``long_r_sol_kl`` came when ``long_r_sol`` had its three seeds, and
+``long_current_kl``, with the weight that was chosen for the former, when that was chosen.
 """
 
 from collections.abc import Mapping
@@ -68,6 +69,8 @@ THROWN_AWAY = 100
 NAMED = 99
 """Seed of cells that give the column of replies that name the answer, and no other figure."""
 TIMES_LONGER = 10
+KL_PENALTY = 0.01
+"""Chosen for ``long_r_sol_kl`` with the seed that is thrown away, of 0.003, 0.01, and 0.03 and 0.1 for 20 steps."""
 
 LABELS = {
     "current": ("the policy as it is", {}),
@@ -171,8 +174,8 @@ def _preference(text: str, **options: object) -> Arm:
     return Arm(recipe="conversation_preference_rl", options=PREFERENCE | options, text=text)
 
 
-def _judged(text: str, judge: str, *, prolongs: str | None = None) -> Arm:
-    return _samples(text, prolongs=prolongs, in_fours=True, reward=f"{_REWARDS}:{judge}")
+def _judged(text: str, judge: str, *, prolongs: str | None = None, **options: object) -> Arm:
+    return _samples(text, prolongs=prolongs, in_fours=True, reward=f"{_REWARDS}:{judge}", **options)
 
 
 ARMS: Mapping[str, Arm] = {
@@ -379,6 +382,15 @@ ARMS: Mapping[str, Arm] = {
     "long_rare": _judged("judged: the policy as it is, a tie earns nothing", "RARE", prolongs="judged_rare"),
     "long_majority": _samples("majority vote of plain samples", prolongs="majority", reward="majority"),
     "long_r_sol": _critique("critique self-play, r_sol alone", prolongs="r_sol", **_R_SOL),
+    "long_r_sol_kl": _critique(
+        "the same, with a KL penalty of 0.01", prolongs="r_sol", kl_penalty_coef=KL_PENALTY, **_R_SOL
+    ),
+    "long_current_kl": _judged(
+        "judged: the policy as it is, with a KL penalty of 0.01",
+        "CURRENT",
+        prolongs="judged",
+        kl_penalty_coef=KL_PENALTY,
+    ),
 }
 RARE_ARMS = ("answers", "group_32", "hint", "hint_iid")
 """Arms of the beds of rare successes."""

@@ -143,8 +143,14 @@ def measure_untrained(bed: Bed, folder: Path) -> dict[str, object]:
 
 def tokens_of(run: viva.Run) -> dict[str, int]:
     """All tokens that a run sampled, and all that passed through a model."""
-    names = {"sampled": "rollout/sampled_tokens", "total": "rollout/total_tokens"}
-    return {name: int(run.metrics[metric].sum()) for name, metric in names.items()}
+    names = {
+        "sampled": ["rollout/sampled_tokens"],
+        "total": ["rollout/total_tokens", "optim/reference_tokens"],
+    }
+    return {
+        name: sum(int(run.metrics[metric].sum()) for metric in metrics if metric in run.metrics)
+        for name, metrics in names.items()
+    }
 
 
 def tokens_to_signal(run: viva.Run) -> int | None:
