@@ -38,7 +38,7 @@ and ``steps-large``. ``rubric_initial`` and its contrasts came when ``rubric_ans
 ``steps-large``, where it took most of what the policy knew. ``foreign_critiques``, ``shuffled_critiques`` and the
 contrasts of ``r_sol_floor_0.1``, the default of today, were named before any of these had been run on a small bed;
 so were ``serl_votes`` and its contrasts. ``long_r_sol_kl`` came when ``long_r_sol`` had its three seeds, and
-``long_current_kl``, with the weight that was chosen for the former, when that was chosen.
+``long_current_kl`` and ``majority_kl``, with its contrast, when the weight was chosen for it, which they have, too.
 """
 
 from collections.abc import Mapping
@@ -374,6 +374,11 @@ ARMS: Mapping[str, Arm] = {
         strategies=["feedback"],
         estimator="shaped",
     ),
+    "majority_kl": _samples(
+        "majority vote of plain samples (TTRL), with a KL penalty of 0.01",
+        reward="majority",
+        kl_penalty_coef=KL_PENALTY,
+    ),
     "long_current": _judged("judged: the policy as it is", "CURRENT", prolongs="judged"),
     "long_initial": _judged("judged: the policy at the start", "INITIAL", prolongs="judged"),
     "long_every": _judged("judged: the policy of every 10th step", "EVERY", prolongs="judged"),
@@ -422,6 +427,7 @@ CONTRASTS = (
     ("rubric_initial", "rubric_answers_first"),
     ("rubric_initial", "answer_initial"),
     ("rubric_initial", "majority"),
+    ("majority_kl", "majority"),
     ("r_sol_labels", "r_sol"),
     ("r_sol_labels", "majority"),
     ("r_sol_steps", "majority"),

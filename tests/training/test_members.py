@@ -158,11 +158,12 @@ def content(datum):
     return datum.model_input.to_ints(), inputs
 
 
-async def test_tokens_of_a_frozen_member_are_in_no_datum(model):
+@pytest.mark.parametrize("keeps_silent", [False, True])
+async def test_tokens_of_a_frozen_member_are_in_no_datum(model, keeps_silent):
     clients = make_clients(model)
     outcomes = await play(clients, {"red": "initial", "blue": "trained"})
     both = await play(clients, BOTH)
-    batch, whole = plain_batch(outcomes), plain_batch(both)
+    batch, whole = (plain_batch(each, keeps_silent=keeps_silent) for each in (outcomes, both))
     assert set(batch.speakers_D()) == {"blue"}
     blue = [datum for datum, name in zip(whole.data_D, whole.speakers_D(), strict=True) if name == "blue"]
     assert list(map(content, batch.data_D)) == list(map(content, blue)) != []
