@@ -37,8 +37,8 @@ contrasts, were named before they had been run, when such a judge of single answ
 and ``steps-large``. ``rubric_initial`` and its contrasts came when ``rubric_answers_first`` had been run once on
 ``steps-large``, where it took most of what the policy knew. ``foreign_critiques``, ``shuffled_critiques`` and the
 contrasts of ``r_sol_floor_0.1``, the default of today, were named before any of these had been run on a small bed;
-so were ``serl_votes`` and its contrasts. ``long_r_sol_kl`` came when ``long_r_sol`` had its three seeds, and
-``long_current_kl`` and ``majority_kl``, with its contrast, when the weight was chosen for it, which they have, too.
+so were ``serl_votes`` and its contrasts. ``long_r_sol_kl_...`` came when ``long_r_sol`` had its three seeds, and
+``long_current_kl`` and ``majority_kl``, with its contrast, when the weight was chosen for these, which they have, too.
 """
 
 from collections.abc import Mapping
@@ -69,8 +69,10 @@ THROWN_AWAY = 100
 NAMED = 99
 """Seed of cells that give the column of replies that name the answer, and no other figure."""
 TIMES_LONGER = 10
+KL_PENALTIES = (0.003, 0.01, 0.03)
+"""Weights of the penalty in ``long_r_sol_kl_...``."""
 KL_PENALTY = 0.01
-"""Chosen for ``long_r_sol_kl`` with the seed that is thrown away, of 0.003, 0.01, and 0.03 and 0.1 for 20 steps."""
+"""That of other arms, chosen for ``long_r_sol_kl_...`` with the seed that is thrown away."""
 
 LABELS = {
     "current": ("the policy as it is", {}),
@@ -375,7 +377,7 @@ ARMS: Mapping[str, Arm] = {
         estimator="shaped",
     ),
     "majority_kl": _samples(
-        "majority vote of plain samples (TTRL), with a KL penalty of 0.01",
+        f"majority vote of plain samples (TTRL), KL penalty {KL_PENALTY:g}",
         reward="majority",
         kl_penalty_coef=KL_PENALTY,
     ),
@@ -387,11 +389,17 @@ ARMS: Mapping[str, Arm] = {
     "long_rare": _judged("judged: the policy as it is, a tie earns nothing", "RARE", prolongs="judged_rare"),
     "long_majority": _samples("majority vote of plain samples", prolongs="majority", reward="majority"),
     "long_r_sol": _critique("critique self-play, r_sol alone", prolongs="r_sol", **_R_SOL),
-    "long_r_sol_kl": _critique(
-        "the same, with a KL penalty of 0.01", prolongs="r_sol", kl_penalty_coef=KL_PENALTY, **_R_SOL
-    ),
+    **{
+        f"long_r_sol_kl_{weight:g}": _critique(
+            f"critique self-play, r_sol alone, KL penalty {weight:g}",
+            prolongs="r_sol",
+            kl_penalty_coef=weight,
+            **_R_SOL,
+        )
+        for weight in KL_PENALTIES
+    },
     "long_current_kl": _judged(
-        "judged: the policy as it is, with a KL penalty of 0.01",
+        f"judged: the policy as it is, KL penalty {KL_PENALTY:g}",
         "CURRENT",
         prolongs="judged",
         kl_penalty_coef=KL_PENALTY,
