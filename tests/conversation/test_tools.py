@@ -230,3 +230,5 @@ def test_tools_of_one_name_and_no_call_at_all_are_mistakes():
     protocol = Protocol(rounds=[Round("solve", "Solve.", tools=[calculate, TOOL], max_calls=0)])
     with pytest.raises(ValueError, match=r"two tools 'calculate'[\s\S]*max_calls must be at least 1; got 0"):
         protocol.check()
+    with pytest.raises(ValueError, match=r"'solve' has max_calls=5 and no tools to call: give it tools"):
+        Protocol(rounds=[Round("solve", "Solve.", max_calls=5)]).check()

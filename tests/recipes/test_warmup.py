@@ -226,6 +226,13 @@ def test_what_cannot_work_is_refused_before_a_model_is_loaded(options, message):
         Config(train_prompts=["a"], learning_rate=1e-3, **options).make_plan()
 
 
+def test_the_code_of_a_protocol_that_is_learned_is_in_the_record():
+    name = f"{Path(__file__).parents[2] / 'examples' / 'debate.py'}:DEBATE"
+    digests = Config(train_prompts=["a"], learning_rate=1e-3, examples=name).make_plan().record["user_code"]
+    assert list(digests) == [name]
+    assert digests[name]
+
+
 NUM_PROBLEMS = 6
 
 

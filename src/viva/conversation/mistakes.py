@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
+from viva.conversation.tools import MAX_CALLS
+
 if TYPE_CHECKING:
     from viva.conversation.protocol import Protocol, Round, Segment, Sight
 
@@ -50,6 +52,8 @@ def _round_values(round_: Round) -> Iterator[str]:
         yield f"{where} has two tools {name!r}: give one of them another name"
     if round_.max_calls < 1:
         yield f"{where}: max_calls must be at least 1; got {round_.max_calls}"
+    elif round_.max_calls != MAX_CALLS and not round_.tools:
+        yield f"{where} has max_calls={round_.max_calls} and no tools to call: give it tools, or leave max_calls out"
     for sight in round_.sights:
         if sight.whose not in ("all", "own", "addressed"):
             yield (

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from viva.conversation.messages import did_you_mean
 from viva.conversation.mistakes import mistakes_of
 from viva.conversation.records import CritiqueReply, Reply, ReplyStatus, Solution, ToolCall, Turn
-from viva.conversation.tools import Tool, told_tools
+from viva.conversation.tools import MAX_CALLS, Tool, told_tools
 
 if TYPE_CHECKING:
     from tinker_cookbook.renderers.base import Message
@@ -271,7 +271,7 @@ class Round:
         sights: str | Sight | Sequence[str | Sight] = (),
         order: Order = "simultaneous",
         tools: Sequence[Callable[..., object] | Tool] = (),
-        max_calls: int = 3,
+        max_calls: int = MAX_CALLS,
     ) -> None:
         if isinstance(segments, str):
             segments = Segment(name=name, instruction=_Request(segments))

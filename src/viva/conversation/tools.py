@@ -29,6 +29,8 @@ _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _FORM = f'{_OPEN}{{"name": "...", "arguments": {{...}}}}{_CLOSE}'
 _MOST_CHILDREN = 4
 _threads = ThreadPoolExecutor(_MOST_CHILDREN, thread_name_prefix="viva-tool")
+MAX_CALLS = 3
+"""Calls of one reply, by default."""
 _WORDS = 400
 """Longest error text in characters."""
 

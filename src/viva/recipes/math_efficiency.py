@@ -366,6 +366,9 @@ def _check_read(config: Config, strategies: Sequence[str], reward: SolutionRewar
             any_of = " or ".join(readers)
             why = f"it belongs to {any_of}, and strategies are {named}"
             refuse_unused(config, [option], why, remedy=f"add {any_of} to strategies, or leave it out")
+    if CONVERSATION in strategies and config.conversation == "critique":
+        fix = "use conversation=round_robin, or leave it out"
+        refuse_unused(config, ["max_rounds"], "conversation=critique has four rounds", remedy=fix)
     talk = "" if set(strategies) != {CONVERSATION} else config.conversation_reward
     is_graded = reward is None or reward.needs_answers
     if not is_graded or talk not in ("", "verifier"):

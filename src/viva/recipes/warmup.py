@@ -34,6 +34,7 @@ from viva.recipes.protocol import Game
 from viva.recipes.reward import refuse_unused
 from viva.run.files import note_written, read_json_lines, write_atomic
 from viva.selfplay.check import find_protocol
+from viva.selfplay.user_code import source_digests
 
 if TYPE_CHECKING:
     from viva.recipes.demonstrations import Pair
@@ -115,6 +116,7 @@ class Config(RecipeConfig):
             self,
             recipe="warmup",
             summary=f"supervised, {self.examples}",
+            record={"user_code": source_digests(self.examples)},
             unit=BatchUnit(samples=1, name="1", groups="examples"),
         )
         if self.examples == JUDGE and all(item.answer is None for item in plan.order.items):
