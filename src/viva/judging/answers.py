@@ -38,7 +38,14 @@ _VARIABLE = re.compile(r"[0-9][abnxyz]\b")
 _MINUS = ("-", "\u2212")
 _ENDS = (*")]}%!\u00b0", *_MINUS)
 """Ends of a term, behind which a minus is a difference, a range or a dash."""
-_UNITS = ("\\%", "%", "\\$", "$", "\u20ac", "\u00a3", "\\,", "\\!")
+_CURRENCIES = ("$", "\u20ac", "\u00a3")
+_UNITS = ("^\\circ", "^{\\circ}", "\u00b0", "\\%", "%", "\\$", *_CURRENCIES, "\\,", "\\!")
+_MEASURE = re.compile(
+    r"\\(?:text|textrm|mathrm|mbox)\{\s{0,4}"
+    r"(?!\s|[a-fi-kn-rt-z]\s{0,4}\}|hundred|thousand|(?:m|b|tr)illion|dozen)"
+    r"[^{}]{1,40}\}(?:\^(?:\d|\{\d\}))?$"
+)
+"""A unit in letters behind a number, such as ``\\text{ cm}^2``; variables and words for numbers are none."""
 
 
 def is_correct(text: str, answer: str) -> bool:
@@ -167,14 +174,23 @@ def _numbers(text: str) -> list[str]:
         stop = index
         while stop < len(text) and text[stop] in _NUMBER_PARTS:
             stop += 1
-        sign = "-" if index > 0 and _is_sign(text, index - 1) else ""
+        sign = "-" if _is_sign(text, _before_currency(text, index) - 1) else ""
         found.append(sign + text[index:stop].rstrip(".,/"))
         index = stop
     return found
 
 
+def _before_currency(text: str, place: int) -> int:
+    """The place of the currency, if one stands before a number, else the number's own."""
+    if text[max(place - 1, 0) : place] not in _CURRENCIES:
+        return place
+    return place - 1 - (text[max(place - 2, 0) : place - 1] == "\\")
+
+
 def _is_sign(text: str, place: int) -> bool:
     """Whether a character is a minus that belongs to the number behind it: ``*-5*``, but not ``7-5`` or ``7--5``."""
+    if place < 0:
+        return False
     before = text[max(place - 1, 0) : place]
     return text[place] in _MINUS and not before.isalnum() and before not in _ENDS
 
@@ -196,7 +212,7 @@ def _last_number(text: str) -> str | None:
 
 def _value(answer: str) -> Fraction | None:
     """The number an answer stands for, or ``None``."""
-    text = _strip_units(answer)
+    text = _MEASURE.sub("", _strip_units(answer))
     text = (without_name(text) if "=" in text else text).replace(" ", "")
     if fraction := _FRACTION.fullmatch(text):
         text = "{}{}/{}".format(*fraction.groups())
