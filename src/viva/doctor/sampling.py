@@ -134,7 +134,7 @@ async def _check_row(bench: Bench, row: Sequence[tuple[int, float]] | None) -> s
 
 async def _topk_samples(bench: Bench) -> str:
     client = await bench.sampler()
-    if not accepts(client, "topk_sample_logprobs"):
+    if not accepts(client.sample, "topk_sample_logprobs"):
         raise ValueError(f"tinker {tinker.__version__} cannot ask for them")
     params = tinker.SamplingParams(max_tokens=1, temperature=1.0, seed=1)
     response = await sample(client, bench.prompt, params, topk_sample_logprobs=_TOP_K)

@@ -16,7 +16,7 @@ import asyncio
 import inspect
 import math
 import re
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -76,9 +76,9 @@ class PolicyRef:
         return self.sampling_client
 
 
-def accepts(client: SamplingClient, option: str) -> bool:
-    """Whether the client's ``sample`` takes an option; SDKs and engines differ in what they can return."""
-    parameters = inspect.signature(client.sample).parameters
+def accepts(method: Callable[..., object], option: str) -> bool:
+    """Whether a client's method takes an option; SDKs and engines differ in what they can return."""
+    parameters = inspect.signature(method).parameters
     return option in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
@@ -352,7 +352,7 @@ class LabelReader:
         client = self.policy.current()
         params = tinker.SamplingParams(max_tokens=1, temperature=1.0, seed=seed)
         row = None
-        if _HAS_ALTERNATIVES and accepts(client, "topk_sample_logprobs"):
+        if _HAS_ALTERNATIVES and accepts(client.sample, "topk_sample_logprobs"):
             response = await sample(client, prompt, params, role="judge", topk_sample_logprobs=_TOP_K)
             row = _row(response.sequences[0].topk_logprobs, 0)
         if row is None and self._knows_alternatives:

@@ -20,10 +20,12 @@ import tinker
 
 from viva.conversation.coordinator import gather_or_cancel
 from viva.experts.samples import FloatArray
-from viva.judging.judge import PolicyRef, response_of
+from viva.judging.judge import PolicyRef, accepts, response_of
 from viva.training.batch import Batch
 from viva.training.data_processing import action_values, trained_values
 from viva.training.samples import with_values
+
+_LAST = "prompt_logprobs_last_n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,9 +86,13 @@ async def _gaps(datum: tinker.Datum, reference: PolicyRef) -> FloatArray:
     """``log q - log p`` of a datum's trained tokens."""
     targets_T = datum.loss_fn_inputs["target_tokens"]
     prompt = datum.model_input.append_int(int(cast(Sequence[int], targets_T.data)[-1]))
+    length = len(targets_T.data)
     client: Any = reference.current()  # judges need less of a client
-    found: Sequence[float | None] = await response_of(client.compute_logprobs(prompt))
-    length = len(targets_T.data)  # some engines leave out the place of the first token
+    # what stands before the first trained token is read once for all that begin with it
+    scored = length - int(np.argmax(datum.loss_fn_inputs["mask"].to_numpy() > 0))
+    options = {_LAST: scored} if accepts(client.compute_logprobs, _LAST) else {}
+    found: Sequence[float | None] = await response_of(client.compute_logprobs(prompt, **options))
+    # some engines leave out the place of the first token
     logprobs = [math.nan if logprob is None else logprob for logprob in found[-length:]]
     logprobs += [math.nan] * (length - len(logprobs))
     own_T = trained_values(datum, tinker.TensorData(data=logprobs, dtype="float32", shape=[length]))
