@@ -38,7 +38,8 @@ and ``steps-large``. ``rubric_initial`` and its contrasts came when ``rubric_ans
 ``steps-large``, where it took most of what the policy knew. ``foreign_critiques``, ``shuffled_critiques`` and the
 contrasts of ``r_sol_floor_0.1``, the default of today, were named before any of these had been run on a small bed;
 so were ``serl_votes`` and its contrasts. ``long_r_sol_kl_...`` came when ``long_r_sol`` had its three seeds, and
-``long_current_kl`` and ``majority_kl``, with its contrast, when the weight was chosen for these, which they have, too.
+``long_current_kl_0.01`` and ``majority_kl``, with its contrast, when 0.01 was chosen for these; ``long_current_kl_...``
+at other weights when three seeds of the first had been seen.
 """
 
 from collections.abc import Mapping
@@ -69,8 +70,8 @@ THROWN_AWAY = 100
 NAMED = 99
 """Seed of cells that give the column of replies that name the answer, and no other figure."""
 TIMES_LONGER = 10
-KL_PENALTIES = (0.003, 0.01, 0.03)
-"""Weights of the penalty in ``long_r_sol_kl_...``."""
+KL_PENALTIES = (0.003, 0.01, 0.03, 0.1)
+"""Weights of the penalty in ``long_r_sol_kl_...`` and ``long_current_kl_...``."""
 KL_PENALTY = 0.01
 """That of other arms, chosen for ``long_r_sol_kl_...`` with the seed that is thrown away."""
 
@@ -398,12 +399,15 @@ ARMS: Mapping[str, Arm] = {
         )
         for weight in KL_PENALTIES
     },
-    "long_current_kl": _judged(
-        f"judged: the policy as it is, KL penalty {KL_PENALTY:g}",
-        "CURRENT",
-        prolongs="judged",
-        kl_penalty_coef=KL_PENALTY,
-    ),
+    **{
+        f"long_current_kl_{weight:g}": _judged(
+            f"judged: the policy as it is, KL penalty {weight:g}",
+            "CURRENT",
+            prolongs="judged",
+            kl_penalty_coef=weight,
+        )
+        for weight in KL_PENALTIES
+    },
 }
 RARE_ARMS = ("answers", "group_32", "hint", "hint_iid")
 """Arms of the beds of rare successes."""
