@@ -368,22 +368,31 @@ def signal_table(cells: Sequence[Cell], arms: Sequence[str]) -> str:
 
 
 def long_table(cells: Sequence[Cell], texts: Mapping[str, str]) -> str:
-    """One row a reward that was followed: its judge's accuracy, that of samples, when these fell; empty without one.
+    """One row a reward and learning rate that was followed; empty without one.
 
-    A step at which no pair of a right and a wrong answer was compared says nothing of the judge.
+    It has the judge's accuracy, that of samples, and when these fell. A step at which no pair of a right and a wrong
+    answer was compared says nothing of the judge.
     """
-    head = ["ten budgets", "seeds", *_FOLLOWED, *_TURNS, "temperature 0 at the end"]
+    head = ["ten budgets", "learning rate", "seeds", *_FOLLOWED, *_TURNS, "temperature 0 at the end"]
     rows = [head, ["---"] * len(head)]
-    for arm, text in texts.items():
-        found = [cell for cell in cells if cell["arm"] == arm]
+    rates = sorted({cell["learning_rate"] for cell in cells})
+    for (arm, text), rate in itertools.product(texts.items(), rates):
+        found = [cell for cell in cells if (cell["arm"], cell["learning_rate"]) == (arm, rate)]
         if not found:
             continue
         judges, samples = ([_curve(cell, metrics) for cell in found] for metrics in _FOLLOWED.values())
         turns = [turns_of(curve) for curve in samples]
         bests = [f"{100 * first:.0f} to {100 * best:.0f} at {step}" for first, best, step, _ in turns]
         falls = ["never" if fallen is None else str(fallen) for *_, fallen in turns]
-        own = [_by_tenths(judges), _by_tenths(samples), ", ".join(bests), ", ".join(falls)]
-        rows.append([text, str(len(found)), *own, _with_interval(matrix(found, "greedy").mean(axis=1))])
+        own = [
+            f"{rate:g}",
+            str(len(found)),
+            _by_tenths(judges),
+            _by_tenths(samples),
+            ", ".join(bests),
+            ", ".join(falls),
+        ]
+        rows.append([text, *own, _with_interval(matrix(found, "greedy").mean(axis=1))])
     return _markdown(rows) if len(rows) > 2 else ""
 
 
