@@ -279,7 +279,8 @@ def _bed_tables(bed: Bed, start: str, own: Sequence[Cell]) -> list[str]:
     if any(groups):
         parts.append(group_table(cells, untrained, groups, list(texts)))
     parts.append(conversation_table(cells, untrained, list(texts), ("critique", "conversation")))
-    parts.append(long_table(of_any_rate(own), {arm: ARMS[arm].text for arm in LONG_ARMS}))
+    followed = of_any_rate(each for each in own if each["arm"] in LONG_ARMS)
+    parts.append(long_table(followed, {arm: ARMS[arm].text for arm in LONG_ARMS}))
     return parts
 
 
