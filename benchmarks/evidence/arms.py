@@ -38,8 +38,7 @@ and ``steps-large``. ``rubric_initial`` and its contrasts came when ``rubric_ans
 ``steps-large``, where it took most of what the policy knew. ``foreign_critiques``, ``shuffled_critiques`` and the
 contrasts of ``r_sol_floor_0.1``, the default of today, were named before any of these had been run on a small bed;
 so were ``serl_votes`` and its contrasts. ``long_r_sol_kl_...`` came when ``long_r_sol`` had its three seeds, and
-``long_current_kl_0.01`` and ``majority_kl``, with its contrast, when 0.01 was chosen for these; ``long_current_kl_...``
-at other weights when three seeds of the first had been seen.
+``long_current_kl_0.01`` when 0.01 was chosen for these; other weights of it when three seeds of that had been seen.
 """
 
 from collections.abc import Mapping
@@ -72,8 +71,6 @@ NAMED = 99
 TIMES_LONGER = 10
 KL_PENALTIES = (0.003, 0.01, 0.03, 0.1)
 """Weights of the penalty in ``long_r_sol_kl_...`` and ``long_current_kl_...``."""
-KL_PENALTY = 0.01
-"""That of other arms, chosen for ``long_r_sol_kl_...`` with the seed that is thrown away."""
 
 LABELS = {
     "current": ("the policy as it is", {}),
@@ -377,11 +374,6 @@ ARMS: Mapping[str, Arm] = {
         strategies=["feedback"],
         estimator="shaped",
     ),
-    "majority_kl": _samples(
-        f"majority vote of plain samples (TTRL), KL penalty {KL_PENALTY:g}",
-        reward="majority",
-        kl_penalty_coef=KL_PENALTY,
-    ),
     "long_current": _judged("judged: the policy as it is", "CURRENT", prolongs="judged"),
     "long_initial": _judged("judged: the policy at the start", "INITIAL", prolongs="judged"),
     "long_every": _judged("judged: the policy of every 10th step", "EVERY", prolongs="judged"),
@@ -439,7 +431,6 @@ CONTRASTS = (
     ("rubric_initial", "rubric_answers_first"),
     ("rubric_initial", "answer_initial"),
     ("rubric_initial", "majority"),
-    ("majority_kl", "majority"),
     ("r_sol_labels", "r_sol"),
     ("r_sol_labels", "majority"),
     ("r_sol_steps", "majority"),

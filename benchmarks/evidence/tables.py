@@ -58,17 +58,8 @@ RESULTS = {
 }
 """Rows of the table of all beds, by arm."""
 FRONT_ARMS = (
-    "untrained",
-    "answers",
-    "majority",
-    "log_probability",
-    "judged",
-    "preference",
-    "r_sol",
-    "no_exchange",
-    "apart",
-    "comas",
-    "shuffled",
+    *("untrained", "answers", "majority", "log_probability", "judged", "preference"),
+    *("r_sol", "no_exchange", "apart", "comas", "shuffled"),
 )
 """Rows of the README's."""
 
@@ -368,10 +359,9 @@ def signal_table(cells: Sequence[Cell], arms: Sequence[str]) -> str:
 
 
 def long_table(cells: Sequence[Cell], texts: Mapping[str, str]) -> str:
-    """One row a reward and learning rate that was followed; empty without one.
+    """One row a reward and rate: the judge's accuracy, that of samples, when these fell; empty without one.
 
-    It has the judge's accuracy, that of samples, and when these fell. A step at which no pair of a right and a wrong
-    answer was compared says nothing of the judge.
+    A step at which no pair of a right and a wrong answer was compared says nothing of the judge.
     """
     head = ["ten budgets", "learning rate", "seeds", *_FOLLOWED, *_TURNS, "temperature 0 at the end"]
     rows = [head, ["---"] * len(head)]
@@ -384,15 +374,9 @@ def long_table(cells: Sequence[Cell], texts: Mapping[str, str]) -> str:
         turns = [turns_of(curve) for curve in samples]
         bests = [f"{100 * first:.0f} to {100 * best:.0f} at {step}" for first, best, step, _ in turns]
         falls = ["never" if fallen is None else str(fallen) for *_, fallen in turns]
-        own = [
-            f"{rate:g}",
-            str(len(found)),
-            _by_tenths(judges),
-            _by_tenths(samples),
-            ", ".join(bests),
-            ", ".join(falls),
-        ]
-        rows.append([text, *own, _with_interval(matrix(found, "greedy").mean(axis=1))])
+        own = [_by_tenths(judges), _by_tenths(samples), ", ".join(bests), ", ".join(falls)]
+        end = _with_interval(matrix(found, "greedy").mean(axis=1))
+        rows.append([text, f"{rate:g}", str(len(found)), *own, end])
     return _markdown(rows) if len(rows) > 2 else ""
 
 

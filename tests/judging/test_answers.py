@@ -73,6 +73,7 @@ def test_a_right_answer_is_recognised(text, answer):
         (r"\boxed{12\text{ dozen}}", "12"),
         (r"\boxed{2\mathrm{i}}", "2"),
         (r"\boxed{3\text{ or }5}", "3"),
+        (r"\boxed{3\text{ or 5}}", "3"),
         (r"\boxed{3\text{ or }5}", "5"),
         (r"\boxed{6\text{ cm}}", "5"),
         ("The answer is 15. Or maybe 16?", "16"),

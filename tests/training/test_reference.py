@@ -13,6 +13,7 @@ from credited_groups import Credited
 from expert_making import Group, outcome
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tinker_cookbook.rl.metrics import incorporate_kl_penalty
 from tinker_cookbook.rl.types import Trajectory
 from transitions import transition
 
@@ -113,6 +114,21 @@ async def test_tokens_that_earned_nothing_are_penalised_and_masked_ones_are_not(
     for datum, start in zip(made.data_D, (-0.5, 0.5), strict=True):
         assert action_values(datum, "advantages") == pytest.approx([start + 0.05, -0.15, 0.05, 0.05])
         assert action_values(datum, "logprobs").tolist() == [-1.0] * 4
+
+
+async def test_it_is_the_cookbooks_where_all_is_the_policys_own():
+    group = outcome(FirstEarns(), [two_turns(), two_turns()], [0.0, 1.0])
+    ours, theirs = (plain_batch([group], keeps_silent=True) for _ in range(2))
+    penalty = penalty_to(np.arange(8.0), 0.3)
+    ours = await penalised(ours, penalty)
+
+    class Reference:
+        async def compute_logprobs_async(self, prompt):
+            return [0.0, *(await penalty.reference.current().compute_logprobs(prompt))[1:]]
+
+    told = await incorporate_kl_penalty(theirs.data_D, Reference(), 0.3, 0.0)
+    assert ours.metrics["optim/kl_reference"] == pytest.approx(told["kl_policy_base"], rel=1e-5)
+    assert await advantages_of(ours) == pytest.approx(await advantages_of(theirs), abs=1e-5)
 
 
 async def test_samples_behind_swapped_contexts_have_no_penalty():

@@ -43,7 +43,7 @@ _UNITS = ("^\\circ", "^{\\circ}", "\u00b0", "\\%", "%", "\\$", *_CURRENCIES, "\\
 _MEASURE = re.compile(
     r"\\(?:text|textrm|mathrm|mbox)\{\s{0,4}"
     r"(?!\s|[a-fi-kn-rt-z]\s{0,4}\}|hundred|thousand|(?:m|b|tr)illion|dozen)"
-    r"[^{}]{1,40}\}(?:\^(?:\d|\{\d\}))?$"
+    r"[^{}\d]{1,40}\}(?:\^(?:\d|\{\d\}))?$"
 )
 """A unit in letters behind a number, such as ``\\text{ cm}^2``; variables and words for numbers are none."""
 

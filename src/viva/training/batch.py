@@ -204,7 +204,12 @@ async def make_batch(
     """
     if any(is_strategy(outcome.builder) for outcome in outcomes_P):
         return await _estimated_batch(
-            client, outcomes_P, config or ExpertConfig(), (temperature, trained_at), keeps_silent=keeps_silent
+            client,
+            outcomes_P,
+            config or ExpertConfig(),
+            temperature=temperature,
+            trained_at=trained_at,
+            keeps_silent=keeps_silent,
         )
     batch = plain_batch(outcomes_P, keeps_silent=keeps_silent)
     if (temperature or 1.0) == trained_at:
@@ -217,11 +222,11 @@ async def _estimated_batch(
     client: TrainingClient,
     outcomes_P: Sequence[GroupOutcome],
     config: ExpertConfig,
-    temperatures: tuple[float, float],
     *,
+    temperature: float,
+    trained_at: float,
     keeps_silent: bool,
 ) -> Batch:
-    temperature, trained_at = temperatures
     config.check_temperature(temperature, trained_at)
     estimator = config.make()
     mixture = mixture_of(outcomes_P)

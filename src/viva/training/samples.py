@@ -297,7 +297,7 @@ def _plain_plans(outcome: GroupOutcome, group: TrajectoryGroup, *, keeps_silent:
     plans_G = _centred_plans(outcome, group) if credit is None else _credited_plans(credit, group)
     if keeps_silent:
         plans_G = [
-            [_with_silent(part, trajectory.transitions[part.turn]) for part in plan]
+            [replace(part, weights=_trainable(trajectory.transitions[part.turn])) for part in plan]
             for plan, trajectory in zip(plans_G, group.trajectories_G, strict=True)
         ]
     for seat, plan in enumerate(plans_G):
@@ -310,18 +310,12 @@ def _plain_plans(outcome: GroupOutcome, group: TrajectoryGroup, *, keeps_silent:
     return plans_G
 
 
-def _with_silent(part: _Part, transition: Transition) -> _Part:
-    """The part with the weight 1 for all tokens that stand behind something, whose turn is not masked."""
-    if is_masked(transition):
-        return part
-    weights = [1.0] * len(part.weights)
-    if not transition.ob.length:
-        weights[:1] = [0.0]
-    # tokens without a weight have earned nothing
-    earned = zip(part.weights, part.advantages or weights, strict=True)
-    return replace(
-        part, weights=tuple(weights), advantages=tuple(value if weight else 0.0 for weight, value in earned)
-    )
+def _trainable(transition: Transition) -> tuple[float, ...]:
+    """1 for each token that can be trained: none of a masked turn, and not one that nothing stands before."""
+    weights = [float(not is_masked(transition))] * len(transition.ac.tokens)
+    if weights and not transition.ob.length:
+        weights[0] = 0.0
+    return tuple(weights)
 
 
 def _centred_plans(outcome: GroupOutcome, group: TrajectoryGroup) -> list[list[_Part]]:
@@ -333,13 +327,9 @@ def _centred_plans(outcome: GroupOutcome, group: TrajectoryGroup) -> list[list[_
         advantage, plan = advantages.get(seat, 0.0), list[_Part]()
         for turn, transition in enumerate(trajectory.transitions):
             count = len(transition.ac.tokens)
-            is_trained = carries_signal and seat in advantages and not is_masked(transition)
-            weights = [float(is_trained)] * count
-            if (
-                not transition.ob.length and weights
-            ):  # nothing stands before the first token to predict it from
-                weights[0] = 0.0
-            plan.append(_Part(turn=turn, start=0, weights=tuple(weights), advantages=(advantage,) * count))
+            is_paid = carries_signal and seat in advantages
+            weights = _trainable(transition) if is_paid else (0.0,) * count
+            plan.append(_Part(turn=turn, start=0, weights=weights, advantages=(advantage,) * count))
         plans_G.append(plan)
     return plans_G
 
