@@ -25,6 +25,7 @@ alarms, power, delay and accuracy lost before the stop, with levels set on hones
 `collapse` trains one honest run a reward (``robust`` and ``paper`` are the recipe's own) until the held-out accuracy
 at temperature 0, measured every 10 steps, is below half of the best one so far, or the steps are spent: ten times those
 of `run`. It goes on where it was stopped, and tells when alarms would have ended each run, and at which accuracy.
+``collapse_kl.jsonl`` has the same with a KL penalty (``kl_penalty_coef=0.01 file=benchmarks/collapse_kl.jsonl``).
 """
 
 import asyncio
@@ -41,6 +42,8 @@ from _planted_votes import KINDS, PlantedDataset
 
 from viva.threads import prepare_threads
 
+LEDGER = Path(__file__).resolve().with_suffix(".jsonl")
+COLLAPSES = LEDGER.with_name("collapse.jsonl")
 STEPS, ONSET, EVAL_EVERY, SEEDS = 20, 6, 5, 20
 STREAMS = {"reward_weights": '{"r_sol": 1, "r_meta": 1, "r_diag": 2}'}
 """All three streams are paid, those of critics and voters, too."""
@@ -173,6 +176,12 @@ def add(path: Path, line: Mapping[str, Any]) -> None:
         file.write(f"{json.dumps(line, separators=(',', ':'))}\n")
 
 
+def need_own_ledger(path: Path, changed: Mapping[str, str]) -> None:
+    """End the command if runs with changed options would go into a ledger of runs without."""
+    if changed and path.resolve() in (LEDGER, COLLAPSES):
+        sys.exit(f"runs with {', '.join(sorted(changed))} changed need a ledger of their own; give file=FILE")
+
+
 def run(path: Path, given: dict[str, str]) -> None:
     """Train what the ledger lacks, seed by seed."""
     kinds = given.pop("kinds", ",".join(KINDS)).split(",")
@@ -180,8 +189,7 @@ def run(path: Path, given: dict[str, str]) -> None:
         sys.exit(f"unknown kind {unknown[0]!r}; allowed: {', '.join(KINDS)}")
     first, count = int(given.pop("first_seed", "0")), int(given.pop("seeds", str(SEEDS)))
     folder, minutes = Path(given.pop("folder", "runs/alarms")), float(given.pop("minutes", "inf"))
-    if given and path == Path(__file__).with_suffix(".jsonl"):
-        sys.exit(f"runs with {', '.join(sorted(given))} changed need a ledger of their own; give file=FILE")
+    need_own_ledger(path, given)
     latest = time.monotonic() + 60 * minutes
     done = {(line["kind"], line["seed"]) for line in lines(path)}
     for seed in range(first, first + count):
@@ -199,6 +207,7 @@ def collapse(path: Path, given: dict[str, str]) -> None:
     rewards = given.pop("rewards", ",".join(REWARDS)).split(",")
     seed, most = int(given.pop("seed", "0")), int(given.pop("steps", str(10 * STEPS)))
     folder = Path(given.pop("folder", "runs/collapse"))
+    need_own_ledger(path, given)
     for reward in rewards:
         if any((line["reward"], line["seed"]) == (reward, seed) for line in lines(path)):
             continue
@@ -215,20 +224,19 @@ def collapse(path: Path, given: dict[str, str]) -> None:
             if collapse_step(accuracy) is not None:
                 break
         add(path, {"reward": reward, "seed": seed, "steps": columns(rows), "accuracy": accuracy})
-    print(collapse_table(lines(path), lines(Path(__file__).with_suffix(".jsonl"))))
+    print(collapse_table(lines(path), lines(LEDGER)))
 
 
 def main(argv: Sequence[str]) -> None:
     prepare_threads()
     command, *rest = argv or [""]
     given = dict(argument.split("=", 1) for argument in rest)
-    beside = Path(__file__)
     if command == "run":
-        run(Path(given.pop("file", beside.with_suffix(".jsonl"))), given)
+        run(Path(given.pop("file", LEDGER)), given)
     elif command == "collapse":
-        collapse(Path(given.pop("file", beside.with_name("collapse.jsonl"))), given)
+        collapse(Path(given.pop("file", COLLAPSES)), given)
     elif command in ("levels", "table"):
-        ledger = lines(Path(given.pop("file", beside.with_suffix(".jsonl"))))
+        ledger = lines(Path(given.pop("file", LEDGER)))
         target, folders = given.pop("write", None), given.pop("runs", None)
         if folders is not None:
             ledger = honest_lines(folders.split(","))
