@@ -69,7 +69,7 @@ THROWN_AWAY = 100
 NAMED = 99
 """Seed of cells that give the column of replies that name the answer, and no other figure."""
 TIMES_LONGER = 10
-KL_PENALTIES = (0.003, 0.01, 0.03, 0.1)
+KL_PENALTIES = (0.01, 0.03, 0.1)
 """Weights of the penalty in ``long_r_sol_kl_...`` and ``long_current_kl_...``."""
 
 LABELS = {
@@ -405,6 +405,8 @@ RARE_ARMS = ("answers", "group_32", "hint", "hint_iid")
 """Arms of the beds of rare successes."""
 LONG_ARMS = tuple(name for name, arm in ARMS.items() if arm.prolongs is not None)
 """Rewards that are followed for ten budgets."""
+ONCE_ARMS = ("long_r_sol_kl_0.03", "long_r_sol_kl_0.1")
+"""Those of one run each: whether a larger weight than the chosen one would do more."""
 
 CONTRASTS = (
     ("r_sol", "majority"),
