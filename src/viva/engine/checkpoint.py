@@ -5,7 +5,6 @@ SHA-256 of every other file, and of itself.
 """
 
 import errno
-import hashlib
 import json
 import logging
 import re
@@ -21,6 +20,7 @@ from viva.engine.lora import AdapterSettings
 from viva.model_files import (
     SEAL,
     check_base,
+    file_digest,
     is_inside,
     model_digests,
     sealed,
@@ -59,7 +59,7 @@ def write_checkpoint(
             manifest = {
                 "format": _FORMAT,
                 **description,
-                "files": {file.relative_to(staging).as_posix(): _digest(file) for file in files},
+                "files": {file.relative_to(staging).as_posix(): file_digest(file) for file in files},
             }
             text = json.dumps(sealed(manifest), indent=2) + "\n"
             (staging / MANIFEST).write_text(text, encoding="utf-8")
@@ -102,7 +102,7 @@ def _check_file(path: Path, name: str, digest: str) -> None:
         )
     if not (path / name).is_file():
         raise ValueError(f"{str(path / name)!r} is missing; use another checkpoint.")
-    if _digest(path / name) != digest:
+    if file_digest(path / name) != digest:
         raise ValueError(
             f"{str(path / name)!r} is damaged: its SHA-256 is not the one recorded. Use another checkpoint."
         )
@@ -147,11 +147,6 @@ def read_tensors(file: Path) -> dict[str, torch.Tensor]:
         return load_file(str(file))
     except SafetensorError as error:
         raise ValueError(f"{str(file)!r} is not a safetensors file that can be read: {error}") from error
-
-
-def _digest(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 _log = logging.getLogger(__name__)
