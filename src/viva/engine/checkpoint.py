@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 
 from viva.engine.lora import AdapterSettings
 from viva.model_files import (
@@ -127,9 +129,6 @@ def _read_manifest(file: Path) -> tuple[Manifest, dict[str, str]]:
 
 def write_tensors(file: Path, tensors: dict[str, torch.Tensor]) -> None:
     """Write tensors as safetensors; `OSError` if the file cannot be written."""
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
-
     known = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     try:
         save_file(known, str(file), {"format": "pt"})
@@ -140,9 +139,6 @@ def write_tensors(file: Path, tensors: dict[str, torch.Tensor]) -> None:
 
 def read_tensors(file: Path) -> dict[str, torch.Tensor]:
     """Read safetensors on the CPU; `ValueError` if the file is none, or its header does not fit it."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     try:
         return load_file(str(file))
     except SafetensorError as error:
