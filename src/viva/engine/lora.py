@@ -42,6 +42,11 @@ class AdapterSettings:
     train_attn: bool = True
     train_unembed: bool = True
 
+    @property
+    def scale(self) -> float | None:
+        """``alpha / rank``; ``None`` where all weights are trained."""
+        return ALPHA / self.rank if self.rank else None
+
     def __post_init__(self) -> None:
         if self.rank < 0:
             raise ValueError(f"rank must be at least 1, or 0 to train all weights, not {self.rank}.")

@@ -254,7 +254,7 @@ def open_sampling_client(core: Core, path: str | None, base_model: str | None) -
         snapshot = stored_snapshot(base, state.settings, state.folder)
     elif base_model is not None:
         base = core.base_model(base_model)
-        snapshot = Snapshot(base=base, settings=None, weights={})
+        snapshot = Snapshot(base=base, weights={}, scale=0.0)  # an adapter of no layers
     else:
         raise ValueError("create_sampling_client needs model_path or base_model.")
     source = LocalFuture.resolved(core.pump, core.new_source(snapshot))
