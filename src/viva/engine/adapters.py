@@ -20,6 +20,7 @@ from torch import nn
 from viva.engine.kernels import LowRank, add_low_rank, can_compile, chunks_of, records_of, tiles_of
 from viva.engine.layers import fuse_layers
 from viva.engine.linear import Join, JointProduct, join_linears, pack_linears
+from viva.engine.step import places_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -136,7 +137,7 @@ class AdapterRows:
     def _torch_plan(self, inputs: torch.Tensor, names: tuple[str, ...], sizes: tuple[int, ...]) -> _Plan:
         each = inputs.numel() // inputs.shape[-1] // len(self._rows)
         groups = [
-            (_places(rows, each, inputs.device), factors)
+            (places_of(rows, inputs.device, each), factors)
             for adapter, rows in self._by_adapter.items()
             if (factors := adapter.factors(names, sizes)) is not None
         ]
@@ -154,14 +155,6 @@ def _add_groups(
             result[places].addmm_(flat[places] @ down, up)
         else:
             result.index_add_(0, places, (flat[places] @ down) @ up)
-
-
-def _places(rows: list[int], each: int, device: torch.device) -> slice | torch.Tensor:
-    """Places of the tokens of rows: a slice, which needs no copies, where the rows follow one another."""
-    if rows[-1] - rows[0] == len(rows) - 1:
-        return slice(rows[0] * each, (rows[-1] + 1) * each)
-    begins = torch.tensor(rows, device=device)[:, None] * each
-    return (begins + torch.arange(each, device=device)).flatten()
 
 
 class AdaptableLinear(nn.Module):

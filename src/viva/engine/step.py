@@ -133,11 +133,12 @@ def average(
     return torch.matmul(weights.to(value.dtype), value), sums
 
 
-def _pick(indices: list[int], device: torch.device) -> slice | torch.Tensor:
-    """A slice, which needs no copies, where the indices follow one another."""
-    if indices[-1] - indices[0] == len(indices) - 1:
-        return slice(indices[0], indices[-1] + 1)
-    return torch.tensor(indices, device=device)
+def places_of(rows: list[int], device: torch.device, each: int = 1) -> slice | torch.Tensor:
+    """Places of rows that have so many each: a slice, which needs no copies, where the rows follow one another."""
+    if rows[-1] - rows[0] == len(rows) - 1:
+        return slice(rows[0] * each, (rows[-1] + 1) * each)
+    begins = torch.tensor(rows, device=device)[:, None] * each
+    return (begins + torch.arange(each, device=device)).flatten()
 
 
 _GROUP_ROWS = 16
@@ -278,7 +279,7 @@ class RaggedStep:
                 for first in range(rows.start, rows.stop, size):
                     last = min(first + size, rows.stop)
                     found = _by_prefix(self._prefixes[first:last])
-                    picked = [(_pick(indices, self._device), prefix) for prefix, indices in found]
+                    picked = [(places_of(each, self._device), prefix) for prefix, each in found]
                     self._parts.append(Part(rows=slice(first, last), length=length, prefixes=picked))
         return self._parts
 
