@@ -131,11 +131,8 @@ def place(
     if any(each.shape[-1] != size for each in rotation):  # a kernel would read beyond their end
         raise ValueError(f"rotary embeddings of {rotation[0].shape[-1]} numbers do not fit heads of {size}")
     query = inner.new_empty(*inner.shape[:2], num_queries, size)
-    flat = (
-        as_array(inner.view(-1, inner.shape[-1] // size, size)),
-        as_array(query.view(-1, num_queries, size)),
-    )
-    _place(flat[0], *norms, *rotation, *where, as_array(store), flat[1])
+    heads, queries = inner.view(-1, inner.shape[-1] // size, size), query.view(-1, num_queries, size)
+    _place(as_array(heads), *norms, *rotation, *where, as_array(store), as_array(queries))
     return query.transpose(1, 2)
 
 
