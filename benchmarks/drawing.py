@@ -19,12 +19,13 @@ VOCABULARY = 32_000
 def measure(rows: int) -> float:
     """Seconds of one draw."""
     import torch
+    from tinker import SamplingParams
 
-    from viva.engine.sampling import SamplingRule, draw_tokens
+    from viva.engine.sampling import draw_tokens
 
     logits = 3 * torch.randn(rows, VOCABULARY, generator=torch.Generator().manual_seed(0))
     numbers = [random.Random(row).random() for row in range(rows)]
-    rules = [SamplingRule()] * rows
+    rules = [SamplingParams()] * rows
     medians: list[float] = []
     for _ in range(3):
         seconds: list[float] = []

@@ -88,8 +88,7 @@ def _copy_trained(folder: Path) -> Any:
     """SmolLM2-135M-Instruct from its GGUF file, and files of its weights for llama.cpp; its tokenizer."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from viva.engine.gguf import gguf_folder
-    from viva.engine.gguf_writing import metadata_of_file, write_gguf
+    from viva.engine.gguf import gguf_folder, metadata_of_file, write_gguf
     from viva.recipes.demo import model_path
 
     if not model_path().is_file():

@@ -250,7 +250,7 @@ def model_digests(name: str, revision: str | None = None) -> dict[str, str]:
     files = {part: _files(folder, part) for part in _PARTS}
     with ThreadPoolExecutor(_NUM_READERS) as readers:
         everything = [file for part in files.values() for file in part]
-        digest_by_file = dict(zip(everything, readers.map(_digest, everything), strict=True))
+        digest_by_file = dict(zip(everything, readers.map(_known_digest, everything), strict=True))
     digests = {
         part: hashlib.sha256(
             "".join(f"{digest_by_file[file]}  {file.name}\n" for file in own).encode()
@@ -317,13 +317,18 @@ def _files(folder: Path, part: str) -> list[Path]:
     return [folder / name for name in sorted(names) if (folder / name).is_file()]
 
 
-def _digest(file: Path) -> str:
+def _known_digest(file: Path) -> str:
     stat = file.stat()
     key = os.path.realpath(file), stat.st_size, stat.st_mtime_ns
     if key not in _known:
-        with file.open("rb") as stream:
-            _known[key] = hashlib.file_digest(stream, "sha256").hexdigest()
+        _known[key] = file_digest(file)
     return _known[key]
+
+
+def file_digest(file: Path) -> str:
+    """SHA-256 of a file."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def read_object(file: Path, remedy: str = "fetch or save the model anew") -> dict[str, Any]:

@@ -142,7 +142,7 @@ def test_a_failure_while_writing_leaves_the_old_checkpoint_and_no_remains(
         rename(source, target)
 
     if failing_call == "digest":
-        monkeypatch.setattr(checkpoint, "_digest", fail)
+        monkeypatch.setattr(checkpoint, "file_digest", fail)
     if "rename" in failing_call:
         monkeypatch.setattr(os, "rename", fail_once)
     with pytest.raises(OSError, match="disk full"):

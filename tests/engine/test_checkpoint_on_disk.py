@@ -110,7 +110,7 @@ def test_an_error_of_the_disk_names_the_checkpoint_and_keeps_its_number(
     def fail(*args: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(checkpoint, "_digest", fail)
+    monkeypatch.setattr(checkpoint, "file_digest", fail)
     with pytest.raises(
         OSError, match=rf"No space left on device \(while the checkpoint was {doing}\)"
     ) as told:

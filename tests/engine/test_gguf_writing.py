@@ -12,10 +12,9 @@ from gguf_files import LLAMA_3_ROPE, TEMPLATE, TEXTS, byte_tokens, small_model, 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
-from viva.engine.gguf import gguf_folder
+from viva.engine.gguf import gguf_folder, metadata_of_file, metadata_of_model
+from viva.engine.gguf import write_gguf as write_anew
 from viva.engine.gguf_file import GgufFile, read_gguf
-from viva.engine.gguf_writing import metadata_of_file, metadata_of_model
-from viva.engine.gguf_writing import write_gguf as write_anew
 
 IDS = torch.arange(40)[None] * 5 % 260
 BYTES = {"add_prefix_space": False}

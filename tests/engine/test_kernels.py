@@ -440,7 +440,11 @@ def test_code_that_was_kept_and_threads_compute_the_same_bits(tmp_path: Path) ->
     """A run that resumes finds kept code, and may have another number of threads."""
     code = (
         "import hashlib, numpy as np, torch\n"
-        "from viva.engine.kernels import attend_rows, gate_back, normalise\n"
+        "from viva.engine.kernels import attend_rows, gate_pair, normalise\n"
+        "def gate_back(gates, values, slopes):\n"
+        "    given = gates.clone().requires_grad_(), values.clone().requires_grad_()\n"
+        "    gate_pair(*given).backward(slopes)\n"
+        "    return [each.grad for each in given]\n"
         "generator = torch.Generator().manual_seed(1)\n"
         "many = [torch.randn(n, 2100, generator=generator) for n in (40, 40, 40)]\n"
         "few = [tensor[:5, :48].contiguous() for tensor in many]\n"

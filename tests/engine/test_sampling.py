@@ -6,13 +6,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tinker import SamplingParams
 
 from viva.engine import sampling
-from viva.engine.sampling import SamplingRule, UniformStream, draw_tokens, truncation_mask
+from viva.engine.sampling import draw_tokens, truncation_mask, uniform_numbers
 
 logit = st.floats(-8, 8, allow_nan=False)
 rules = st.builds(
-    SamplingRule,
+    SamplingParams,
     temperature=st.sampled_from([0.0, 0.3, 1.0, 2.5]),
     top_k=st.sampled_from([-1, 1, 2, 5, 100]),
     top_p=st.sampled_from([0.05, 0.5, 0.9, 1.0]),
@@ -28,7 +29,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @st.composite
-def batches(draw: Any) -> tuple[torch.Tensor, list[SamplingRule], list[float]]:
+def batches(draw: Any) -> tuple[torch.Tensor, list[SamplingParams], list[float]]:
     rows, size = draw(st.integers(1, 5)), draw(st.integers(1, 9))
     values = draw(st.lists(st.lists(logit, min_size=size, max_size=size), min_size=rows, max_size=rows))
     return (
@@ -38,7 +39,7 @@ def batches(draw: Any) -> tuple[torch.Tensor, list[SamplingRule], list[float]]:
     )
 
 
-def reference_distribution(logits: np.ndarray, rule: SamplingRule) -> np.ndarray:
+def reference_distribution(logits: np.ndarray, rule: SamplingParams) -> np.ndarray:
     """Tempered, truncated, renormalised probabilities, one step at a time."""
     if rule.temperature == 0:
         chosen = np.zeros(len(logits))
@@ -72,7 +73,9 @@ def test_a_drawn_token_is_where_its_number_falls_in_the_distribution(batch: Any)
         below = expected[:token].sum()
         assert rule.temperature == 0 or below - 1e-6 <= uniform <= below + expected[token] + 1e-6
         shown = (
-            reference_distribution(logits[row].numpy(), SamplingRule()) if rule.temperature == 0 else expected
+            reference_distribution(logits[row].numpy(), SamplingParams())
+            if rule.temperature == 0
+            else expected
         )
         assert draws.logprobs[row] == pytest.approx(math.log(shown[token]), abs=1e-6)
 
@@ -111,9 +114,9 @@ def test_many_tokens_are_searched_as_one_row_would_be(size: int, seed: int, numb
     values[rng.random(values.shape) < 0.3] = -np.inf
     values[:, rng.integers(size)] = 1.0
     logits = torch.tensor(values, dtype=torch.float32)
-    draws = draw_tokens(logits, [SamplingRule()] * len(numbers), numbers)
+    draws = draw_tokens(logits, [SamplingParams()] * len(numbers), numbers)
     for row, uniform in enumerate(numbers):
-        expected = reference_distribution(logits[row].numpy(), SamplingRule())
+        expected = reference_distribution(logits[row].numpy(), SamplingParams())
         token = draws.tokens[row]
         assert expected[token] > 0
         assert expected[:token].sum() - 1e-6 <= uniform <= expected[: token + 1].sum() + 1e-6
@@ -122,12 +125,12 @@ def test_many_tokens_are_searched_as_one_row_would_be(size: int, seed: int, numb
 
 def test_the_largest_number_below_one_draws_a_possible_token() -> None:
     logits = torch.tensor([[0.0, 0.0, -200.0], [0.0, float("-inf"), float("-inf")]])
-    draws = draw_tokens(logits, [SamplingRule(), SamplingRule()], [math.nextafter(1, 0)] * 2)
+    draws = draw_tokens(logits, [SamplingParams(), SamplingParams()], [math.nextafter(1, 0)] * 2)
     assert draws.tokens == [1, 0]
 
 
 def test_alternatives_are_sorted_and_excluded_tokens_have_no_probability() -> None:
-    draws = draw_tokens(torch.tensor([[1.0, 3.0, 2.0, 0.0]]), [SamplingRule(top_k=2)], [0.5], 4)
+    draws = draw_tokens(torch.tensor([[1.0, 3.0, 2.0, 0.0]]), [SamplingParams(top_k=2)], [0.5], 4)
     assert draws.alternatives is not None
     tokens, logprobs = draws.alternatives
     assert tokens[0, :2].tolist() == [1, 2]
@@ -137,13 +140,13 @@ def test_alternatives_are_sorted_and_excluded_tokens_have_no_probability() -> No
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_logits_that_are_not_numbers_are_marked_for_their_row_only(bad: float) -> None:
-    draws = draw_tokens(torch.tensor([[0.0, 1.0], [0.0, bad]]), [SamplingRule()] * 2, [0.5] * 2)
+    draws = draw_tokens(torch.tensor([[0.0, 1.0], [0.0, bad]]), [SamplingParams()] * 2, [0.5] * 2)
     assert draws.finite == [True, False]
 
 
 @given(st.integers(-(2**70), 2**70), st.integers(0, 1000))
 def test_a_stream_depends_on_seed_index_and_position_alone(seed: int, index: int) -> None:
-    first, second = UniformStream(seed, index), UniformStream(seed, index)
+    first, second = uniform_numbers(seed, index), uniform_numbers(seed, index)
     values = [next(first) for _ in range(130)]
     assert values == [next(second) for _ in range(130)]
     assert all(0 <= value < 1 for value in values)
@@ -151,7 +154,7 @@ def test_a_stream_depends_on_seed_index_and_position_alone(seed: int, index: int
 
 
 def test_streams_of_neighbouring_seeds_and_samples_are_unrelated() -> None:
-    streams = [UniformStream(seed, index) for seed in range(20) for index in range(20)]
+    streams = [uniform_numbers(seed, index) for seed in range(20) for index in range(20)]
     values = np.array([[next(stream) for _ in range(50)] for stream in streams])
     correlation = np.corrcoef(values)
     np.fill_diagonal(correlation, 0)
@@ -162,18 +165,18 @@ def test_streams_of_neighbouring_seeds_and_samples_are_unrelated() -> None:
 @pytest.mark.parametrize(
     "rule",
     [
-        SamplingRule(),
-        SamplingRule(temperature=0.5),
-        SamplingRule(temperature=1.7),
-        SamplingRule(top_k=5),
-        SamplingRule(top_p=0.7),
-        SamplingRule(temperature=1.3, top_k=8, top_p=0.8),
+        SamplingParams(),
+        SamplingParams(temperature=0.5),
+        SamplingParams(temperature=1.7),
+        SamplingParams(top_k=5),
+        SamplingParams(top_p=0.7),
+        SamplingParams(temperature=1.3, top_k=8, top_p=0.8),
     ],
 )
-def test_frequencies_follow_the_distribution(rule: SamplingRule) -> None:
+def test_frequencies_follow_the_distribution(rule: SamplingParams) -> None:
     logits = torch.randn(12, generator=torch.Generator().manual_seed(3)) * 1.5
     num = 20_000
-    numbers = [next(UniformStream(11, index)) for index in range(num)]
+    numbers = [next(uniform_numbers(11, index)) for index in range(num)]
     draws = draw_tokens(logits.expand(num, -1), [rule] * num, numbers)
     counts = np.bincount(draws.tokens, minlength=12)
     expected = reference_distribution(logits.numpy(), rule) * num

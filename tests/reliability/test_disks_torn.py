@@ -212,7 +212,7 @@ def _unchecked(content, where):
     [
         ("viva.run.log.unsealed", _unchecked, "checkpoints.jsonl"),
         ("viva.engine.checkpoint.unsealed", _unchecked, "state/weights/000004/checkpoint.json"),
-        ("viva.engine.checkpoint._digest", lambda file: "0", "state/weights/000004/state.safetensors"),
+        ("viva.engine.checkpoint.file_digest", lambda file: "0", "state/weights/000004/state.safetensors"),
         ("viva.run.checkpoints.Checkpoints.check_logs", lambda self, one: None, "tokens.jsonl"),
     ],
 )

@@ -20,11 +20,14 @@ from torch import nn
 from viva.engine.kernels import LowRank, add_low_rank, can_compile, chunks_of, records_of, tiles_of
 from viva.engine.layers import fuse_layers
 from viva.engine.linear import Join, JointProduct, join_linears, pack_linears
+from viva.engine.step import places_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _Factors = tuple[torch.Tensor, torch.Tensor]
+_Plan = Callable[[torch.Tensor, torch.Tensor], None]
+"""Adds to outputs what belongs to inputs, both contiguous."""
 
 
 class Adapter:
@@ -81,17 +84,23 @@ class AdapterRows:
 
     def __init__(self) -> None:
         self._rows: list[Adapter] = []
+        self._by_adapter: dict[Adapter, list[int]] = {}
+        """Numbers of the rows of each adapter."""
         self._records: dict[tuple[str, ...], np.ndarray] = {}
         self._orders: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-        self._plans: dict[tuple[tuple[str, ...], int], _Plan] = {}
+        self._plans: dict[tuple[tuple[str, ...], int], _Plan | None] = {}
 
     def set(self, rows: Sequence[Adapter]) -> None:
         """From now on, row ``i`` is computed by ``rows[i]``."""
-        if self._rows != rows:
-            if list(dict.fromkeys(rows)) != list(dict.fromkeys(self._rows)):
-                self._records = {}
-            self._rows = list(rows)
-            self._orders, self._plans = {}, {}
+        if self._rows == rows:
+            return
+        by_adapter: dict[Adapter, list[int]] = {}
+        for row, adapter in enumerate(rows):
+            by_adapter.setdefault(adapter, []).append(row)
+        if list(by_adapter) != list(self._by_adapter):
+            self._records = {}
+        self._rows, self._by_adapter = list(rows), by_adapter
+        self._orders, self._plans = {}, {}
 
     def add(
         self, outputs: torch.Tensor, inputs: torch.Tensor, names: tuple[str, ...], sizes: tuple[int, ...]
@@ -100,49 +109,39 @@ class AdapterRows:
         key = names, inputs.numel()
         if key not in self._plans:
             is_compiled = inputs.dtype == torch.float32 and can_compile(inputs)
-            plan = self._compiled_plan if is_compiled else self._torch_plan
-            self._plans[key] = plan(inputs, names, sizes)
-        self._plans[key](outputs, inputs.contiguous())
+            make_plan = self._compiled_plan if is_compiled else self._torch_plan
+            self._plans[key] = make_plan(inputs, names, sizes)
+        plan = self._plans[key]
+        if plan is not None:
+            plan(outputs, inputs.contiguous())
         return outputs
 
-    def _compiled_plan(self, inputs: torch.Tensor, names: tuple[str, ...], sizes: tuple[int, ...]) -> "_Plan":
-        by_adapter = self._rows_by_adapter()
+    def _compiled_plan(
+        self, inputs: torch.Tensor, names: tuple[str, ...], sizes: tuple[int, ...]
+    ) -> _Plan | None:
         if names not in self._records:
-            self._records[names] = records_of([each.low_rank(names) for each in by_adapter], len(names))
+            low_ranks = [adapter.low_rank(names) for adapter in self._by_adapter]
+            self._records[names] = records_of(low_ranks, len(names))
         records = self._records[names]
         if not records.any():
-            return _add_nothing
+            return None
         num_tokens = inputs.numel() // inputs.shape[-1]
         if num_tokens not in self._orders:
             each = num_tokens // len(self._rows)  # rows have equally many tokens
-            rows = np.array([row for found in by_adapter.values() for row in found])
-            counts = [len(found) * each for found in by_adapter.values()]
+            rows = np.concatenate([*self._by_adapter.values()])
+            counts = [len(found) * each for found in self._by_adapter.values()]
             self._orders[num_tokens] = chunks_of(counts), (rows[:, None] * each + np.arange(each)).ravel()
         chunks, order = self._orders[num_tokens]
         return partial(add_low_rank, records=records, tiles=tiles_of(sizes), chunks=chunks, order=order)
 
-    def _torch_plan(self, inputs: torch.Tensor, names: tuple[str, ...], sizes: tuple[int, ...]) -> "_Plan":
+    def _torch_plan(self, inputs: torch.Tensor, names: tuple[str, ...], sizes: tuple[int, ...]) -> _Plan:
         each = inputs.numel() // inputs.shape[-1] // len(self._rows)
         groups = [
-            (_places(rows, each, inputs.device), factors)
-            for adapter, rows in self._rows_by_adapter().items()
+            (places_of(rows, inputs.device, each), factors)
+            for adapter, rows in self._by_adapter.items()
             if (factors := adapter.factors(names, sizes)) is not None
         ]
         return partial(_add_groups, groups=groups)
-
-    def _rows_by_adapter(self) -> dict[Adapter, list[int]]:
-        found: dict[Adapter, list[int]] = {}
-        for row, adapter in enumerate(self._rows):
-            found.setdefault(adapter, []).append(row)
-        return found
-
-
-_Plan = Callable[[torch.Tensor, torch.Tensor], None]
-"""Adds to outputs what belongs to inputs, both contiguous."""
-
-
-def _add_nothing(outputs: torch.Tensor, inputs: torch.Tensor) -> None:
-    return
 
 
 def _add_groups(
@@ -156,14 +155,6 @@ def _add_groups(
             result[places].addmm_(flat[places] @ down, up)
         else:
             result.index_add_(0, places, (flat[places] @ down) @ up)
-
-
-def _places(rows: list[int], each: int, device: torch.device) -> slice | torch.Tensor:
-    """Places of the tokens of rows: a slice, which needs no copies, where the rows follow one another."""
-    if rows[-1] - rows[0] == len(rows) - 1:
-        return slice(rows[0] * each, (rows[-1] + 1) * each)
-    begins = torch.tensor(rows, device=device)[:, None] * each
-    return (begins + torch.arange(each, device=device)).flatten()
 
 
 class AdaptableLinear(nn.Module):

@@ -8,7 +8,7 @@ Shapes: ``B`` rows, ``T`` new tokens per row, ``L`` keys, ``Q`` query heads, ``K
 head size.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,7 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers.cache_utils import Cache
 
 from viva.engine.kernels import attend_rows, can_compile, use_threads
-from viva.engine.step import Part, RaggedStep, SharedPrefix, average, two_part_attention
+from viva.engine.step import RaggedStep, SharedPrefix, two_part_attention
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -109,12 +109,9 @@ class RaggedCache(Cache):
         """
         num_new = tokens.shape[1]
         self.reserve(len(past), max(past) + num_new)
-        step = RaggedStep(past, num_new, tokens.device, prefixes)
-        if ends is None or num_new == 1:
-            return self.run(module, tokens, step)
-        step.read_ends(ends)
+        step = RaggedStep(past, num_new, tokens.device, prefixes, ends=ends if num_new > 1 else None)
         hidden = self.run(module, tokens, step)
-        return hidden if hidden.shape[1] == 1 else step.at_ends(hidden)
+        return step.at_ends(hidden) if step.reads_ends and hidden.shape[1] > 1 else hidden
 
     def run(self, module: "PreTrainedModel", tokens: torch.Tensor, step: RaggedStep) -> torch.Tensor:
         """`forward` on rows that there is room for, as a step says."""
@@ -236,9 +233,6 @@ def ragged_attention(
     return attend(query, key, value, ragged, scaling, sliding_window, softcap), None
 
 
-_Averages = tuple[torch.Tensor, torch.Tensor]
-
-
 def attend(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -259,11 +253,9 @@ def attend(
     if softcap is None and can_compile(query):
         given = query, step.store, step.lengths, scale, window
         output = attend_rows(*given, step.shared_keys(groups), step.layer)[0]
-    elif step.parts is not None:
+    elif step.parts:
         folded = query.reshape(len(query), key.shape[1], -1, query.shape[-1])
-        averages = _own_averages(folded, key, value, step, scale, window, softcap)
-        where = step.parts, step.layer, step.positions
-        output = two_part_attention(folded, averages, *where, scale, window, softcap).reshape(query.shape)
+        output = two_part_attention(folded, key, value, step, scale, window, softcap).reshape(query.shape)
     elif softcap is not None:
         output = _softcapped(query, key, value, step.mask(window), scale, softcap)
     elif step.num_new == 1:
@@ -279,26 +271,6 @@ def attend(
             scale=scale,
         )
     return output.transpose(1, 2).contiguous()
-
-
-def _own_averages(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    step: RaggedStep,
-    scale: float,
-    window: int | None,
-    softcap: float | None,
-) -> Callable[[Part], _Averages]:
-    """Averages over the rows' own tokens for `two_part_attention`, part by part."""
-    bias = step.bias(window, query.dtype, query.shape[2] // step.num_new)
-
-    def averages(part: Part) -> _Averages:
-        mask = None if bias is None else bias[part.rows, :, :, : part.length]
-        known = key[part.rows, :, : part.length], value[part.rows, :, : part.length]
-        return average(query[part.rows], *known, mask, scale, softcap)
-
-    return averages
 
 
 def _attend_one_token(

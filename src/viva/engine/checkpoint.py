@@ -5,7 +5,6 @@ SHA-256 of every other file, and of itself.
 """
 
 import errno
-import hashlib
 import json
 import logging
 import re
@@ -16,11 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 
 from viva.engine.lora import AdapterSettings
 from viva.model_files import (
     SEAL,
     check_base,
+    file_digest,
     is_inside,
     model_digests,
     sealed,
@@ -59,7 +61,7 @@ def write_checkpoint(
             manifest = {
                 "format": _FORMAT,
                 **description,
-                "files": {file.relative_to(staging).as_posix(): _digest(file) for file in files},
+                "files": {file.relative_to(staging).as_posix(): file_digest(file) for file in files},
             }
             text = json.dumps(sealed(manifest), indent=2) + "\n"
             (staging / MANIFEST).write_text(text, encoding="utf-8")
@@ -102,7 +104,7 @@ def _check_file(path: Path, name: str, digest: str) -> None:
         )
     if not (path / name).is_file():
         raise ValueError(f"{str(path / name)!r} is missing; use another checkpoint.")
-    if _digest(path / name) != digest:
+    if file_digest(path / name) != digest:
         raise ValueError(
             f"{str(path / name)!r} is damaged: its SHA-256 is not the one recorded. Use another checkpoint."
         )
@@ -127,9 +129,6 @@ def _read_manifest(file: Path) -> tuple[Manifest, dict[str, str]]:
 
 def write_tensors(file: Path, tensors: dict[str, torch.Tensor]) -> None:
     """Write tensors as safetensors; `OSError` if the file cannot be written."""
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
-
     known = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     try:
         save_file(known, str(file), {"format": "pt"})
@@ -140,18 +139,10 @@ def write_tensors(file: Path, tensors: dict[str, torch.Tensor]) -> None:
 
 def read_tensors(file: Path) -> dict[str, torch.Tensor]:
     """Read safetensors on the CPU; `ValueError` if the file is none, or its header does not fit it."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     try:
         return load_file(str(file))
     except SafetensorError as error:
         raise ValueError(f"{str(file)!r} is not a safetensors file that can be read: {error}") from error
-
-
-def _digest(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 _log = logging.getLogger(__name__)

@@ -158,7 +158,7 @@ class Core:
     def new_source(self, snapshot: Snapshot) -> Source:
         """A decoder for a snapshot: of its own, which merges it when it is first asked, or that of its base."""
         join = partial(join_linears, keep_as=self.matrix_dtype)
-        if self._shared is None or not snapshot.is_adapter:
+        if self._shared is None or snapshot.scale is None:
             decoder = self._new_decoder(
                 lambda: pack_linears(
                     fuse_layers(cast_weights(snapshot.merged(), self.decode_dtype), join), join

@@ -8,9 +8,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import tinker
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from viva.engine.adapters import AdapterRows
 from viva.engine.model import head_logits, output_layer
@@ -164,9 +164,7 @@ class Decoder:
         return list(prompts.values())
 
     def _prefill(self, prompts: list[Prompt]) -> bool:
-        tokens = np.zeros((len(prompts), max(prompt.num_new for prompt in prompts)), dtype=np.int64)
-        for line, prompt in zip(tokens, prompts, strict=True):
-            line[: prompt.num_new] = prompt.tokens[prompt.past :]
+        tokens = [torch.from_numpy(prompt.tokens[prompt.past :]) for prompt in prompts]
         start = len(self._running.sequences)
         self._running.load(prompts)
         is_scored = any(request.unscored for prompt in prompts for request in prompt.requests)
@@ -174,7 +172,7 @@ class Decoder:
         self._speak_for([prompt.requests[0] for prompt in prompts])
         hidden = self._running.prefilled.forward(
             self._module,
-            torch.from_numpy(tokens).to(self._device),
+            pad_sequence(tokens, batch_first=True).to(self._device),
             past=[prompt.past - prefix_length(prompt.prefix) for prompt in prompts],
             prefixes=[prompt.prefix for prompt in prompts],
             ends=None if is_scored else ends,
@@ -263,7 +261,7 @@ class Decoder:
         self._speak_for([sequence.request for sequence in sequences])
         draws = draw_tokens(
             head_logits(self._module, hidden),
-            [sequence.request.rule for sequence in sequences],
+            [sequence.request.params for sequence in sequences],
             [next(sequence.numbers) for sequence in sequences],
             max(sequence.request.topk_samples for sequence in sequences),
         )

@@ -14,27 +14,15 @@ Shapes: ``B`` rows, ``T`` new tokens per row, ``H`` hidden size, ``F`` inner siz
 heads, ``D`` head size, ``R`` places that are read.
 """
 
-from collections.abc import Collection
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 from torch import nn
-from torch.autograd.function import once_differentiable
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from viva.engine.attention import RaggedCache, attend
-from viva.engine.kernels import (
-    Norm,
-    as_array,
-    can_compile,
-    gate,
-    gate_back,
-    gate_pair,
-    normalise,
-    normalise_back,
-    place,
-)
+from viva.engine.kernels import Norm, as_array, can_compile, gate, gate_pair, normalise, place
 from viva.engine.linear import Join, is_packable, join_linears
 from viva.engine.model import decoder_layers
 from viva.engine.step import RaggedStep
@@ -43,26 +31,8 @@ from viva.engine.trees import TreeStep
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-LAYER_KINDS = ("LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer")
-"""Layers of ``transformers`` that consist of the same steps."""
-_DECODERS = ("LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model")
-"""Models that hold such layers, and otherwise an embedding, rotary embeddings and a norm."""
-
-
-class RootMeanSquare(Protocol):
-    """A norm of ``transformers``."""
-
-    weight: nn.Parameter
-    variance_epsilon: float
-
-
-class Gated(Protocol):
-    """A gated layer of ``transformers``."""
-
-    gate_proj: nn.Linear
-    up_proj: nn.Linear
-    down_proj: nn.Linear
-    act_fn: object
+_FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3")
+"""Models of ``transformers`` whose layers consist of the same steps, between an embedding and a norm."""
 
 
 def fuse_layers(module: "PreTrainedModel", join: Join = join_linears) -> "PreTrainedModel":
@@ -76,33 +46,34 @@ def fuse_layers(module: "PreTrainedModel", join: Join = join_linears) -> "PreTra
             setattr(parent, name, FusedLayer(getattr(parent, name), join))
     for parent in list(module.modules()):
         for name, decoder in list(parent.named_children()):
-            if is_stock(decoder, _DECODERS) and all(
+            if _is_stock(decoder, "Model") and all(
                 isinstance(each, FusedLayer) for each in cast(Any, decoder).layers
             ):
                 setattr(parent, name, FusedDecoder(decoder))
     return module
 
 
-def is_stock(module: nn.Module, kinds: Collection[str]) -> bool:
-    """Whether a module is one of ``transformers``' own classes of these names, not somebody's changed one."""
+def _is_stock(module: nn.Module, part: str) -> bool:
+    """Whether a module is ``transformers``' own class for a part of these models, not somebody's changed one."""
     kind = type(module)
-    return kind.__name__ in kinds and kind.__module__.startswith("transformers.models.")
+    is_named = kind.__name__ in [f"{family}{part}" for family in _FAMILIES]
+    return is_named and kind.__module__.startswith("transformers.models.")
 
 
-def uses_silu(mlp: Gated) -> bool:
+def _uses_silu(mlp: Any) -> bool:
     """Whether a gated layer's activation is the one that kernels compute."""
     return type(mlp.act_fn).__name__ in ("SiLU", "SiLUActivation")
 
 
 def _is_known(layer: nn.Module) -> bool:
-    if not is_stock(layer, LAYER_KINDS):
+    if not _is_stock(layer, "DecoderLayer"):
         return False
     attention, mlp = cast(Any, layer).self_attn, cast(Any, layer).mlp
     linears = [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
     linears += [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
     has_others = sum(isinstance(part, nn.Linear) for part in layer.modules()) > len(linears)
     fits = all(map(is_packable, linears)) and can_compile(attention.q_proj.weight)
-    return not has_others and uses_silu(mlp) and fits
+    return not has_others and _uses_silu(mlp) and fits
 
 
 class FusedDecoder(nn.Module):
@@ -192,7 +163,7 @@ class FusedLayer(nn.Module):
         return self._down.added_to(hidden, gate(self._gate_up(self._second_norm(hidden))))
 
 
-def _norm(norm: RootMeanSquare) -> Norm:
+def _norm(norm: Any) -> Norm:
     return Norm(norm.weight, norm.variance_epsilon)
 
 
@@ -215,18 +186,14 @@ def _window(layer: Any) -> int | None:
     )
 
 
-_NORMS = ("LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm")
-_GATED = ("LlamaMLP", "MistralMLP", "Qwen2MLP", "Qwen3MLP")
-
-
 def replace_parts(module: "PreTrainedModel") -> "PreTrainedModel":
     """Replace norms and gated layers of known kinds, names of parameters kept; returns the module."""
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
             part: Any = child
-            if is_stock(child, _NORMS) and can_compile(part.weight) and not part.weight.requires_grad:
+            if _is_stock(child, "RMSNorm") and can_compile(part.weight) and not part.weight.requires_grad:
                 setattr(parent, name, FrozenNorm(part.weight, part.variance_epsilon))
-            elif is_stock(child, _GATED) and uses_silu(part):
+            elif _is_stock(child, "MLP") and _uses_silu(part):
                 setattr(parent, name, GatedMLP(part))
     return module
 
@@ -241,52 +208,21 @@ class FrozenNorm(nn.Module):
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """``[..., H]`` to as many."""
-        return cast(torch.Tensor, _Normalised.apply(hidden.contiguous(), self.weight, self._eps))
+        return normalise(hidden, self.weight, self._eps)
 
 
 class GatedMLP(nn.Module):
     """``down(silu(gate(x)) up(x))``."""
 
-    def __init__(self, mlp: Gated) -> None:
+    def __init__(self, mlp: Any) -> None:
         super().__init__()
         self.gate_proj, self.up_proj, self.down_proj = mlp.gate_proj, mlp.up_proj, mlp.down_proj
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """``[..., H]`` to as many."""
         gate, up = self.gate_proj(hidden), self.up_proj(hidden)
-        inner = _Gated.apply(gate, up) if can_compile(gate) else nn.functional.silu(gate) * up
+        inner = gate_pair(gate, up) if can_compile(gate) else nn.functional.silu(gate) * up
         return self.down_proj(inner)
-
-
-class _Normalised(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        ctx.save_for_backward(hidden, weight)
-        ctx.eps = eps
-        return normalise(hidden, weight, eps)
-
-    @staticmethod
-    @once_differentiable
-    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any, *grad_outputs: torch.Tensor
-    ) -> tuple[torch.Tensor | None, ...]:
-        hidden, weight = ctx.saved_tensors
-        return normalise_back(hidden, weight, ctx.eps, grad_outputs[0].contiguous()), None, None
-
-
-class _Gated(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(gate, up)
-        return gate_pair(gate, up)
-
-    @staticmethod
-    @once_differentiable
-    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any, *grad_outputs: torch.Tensor
-    ) -> tuple[torch.Tensor | None, ...]:
-        gate, up = ctx.saved_tensors
-        return gate_back(gate, up, grad_outputs[0].contiguous())
 
 
 def confine_last_layer(module: "PreTrainedModel") -> bool:
@@ -296,7 +232,7 @@ def confine_last_layer(module: "PreTrainedModel") -> bool:
         Whether it was: then the decoder takes ``read``, and its hidden states are those of `LastLayer`.
     """
     layers = decoder_layers(module)
-    is_known = is_stock(layers[-1], LAYER_KINDS)
+    is_known = _is_stock(layers[-1], "DecoderLayer")
     if is_known:
         layers[-1] = LastLayer(layers[-1])
     return is_known
@@ -305,16 +241,13 @@ def confine_last_layer(module: "PreTrainedModel") -> bool:
 class LastLayer(nn.Module):
     """Takes the place of a layer of ``transformers``, with the arguments that its model hands it."""
 
-    def __init__(self, layer: nn.Module) -> None:
+    def __init__(self, layer: Any) -> None:
         super().__init__()
-        self.self_attn: nn.Module
-        self.mlp: nn.Module
-        self.input_layernorm: nn.Module
-        self.post_attention_layernorm: nn.Module
-        for name, part in layer.named_children():
-            self.add_module(name, part)
+        self.self_attn, self.mlp = layer.self_attn, layer.mlp
+        self.input_layernorm = layer.input_layernorm
+        self.post_attention_layernorm = layer.post_attention_layernorm
         self._read = torch.empty(0)
-        cast(nn.Module, self.self_attn.o_proj).register_forward_pre_hook(self._pick_inputs)
+        self.self_attn.o_proj.register_forward_pre_hook(self._pick_inputs)
 
     def forward(
         self, hidden: torch.Tensor, *, read: torch.Tensor, tree: TreeStep | None = None, **given: object

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 ALPHA = 32
 
-_CONFIG_FILE = "adapter_config.json"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterSettings:
@@ -43,6 +41,11 @@ class AdapterSettings:
     train_mlp: bool = True
     train_attn: bool = True
     train_unembed: bool = True
+
+    @property
+    def scale(self) -> float | None:
+        """``alpha / rank``; ``None`` where all weights are trained."""
+        return ALPHA / self.rank if self.rank else None
 
     def __post_init__(self) -> None:
         if self.rank < 0:
@@ -137,14 +140,9 @@ def write_adapter_config(base: BaseModel, settings: AdapterSettings, folder: Pat
         base_model_name_or_path=repository,
         revision=revision,
     )
-    config.save_pretrained(str(folder))
-    file = folder / _CONFIG_FILE
-    written = json.loads(file.read_text(encoding="utf-8"))
-    # peft holds them as sets, whose order depends on the process
-    for key in ("target_modules", "target_parameters"):
-        if written.get(key):
-            written[key] = sorted(written[key])
-    file.write_text(json.dumps(written, indent=2, sort_keys=True), encoding="utf-8")
+    # peft holds some as sets, whose order depends on the process
+    text = json.dumps(config.to_dict(), indent=2, sort_keys=True, default=sorted)
+    (folder / "adapter_config.json").write_text(text, encoding="utf-8")
 
 
 def check_adapter(base: BaseModel, adapter: Mapping[str, torch.Tensor], rank: int, folder: Path) -> None:
@@ -155,15 +153,13 @@ def check_adapter(base: BaseModel, adapter: Mapping[str, torch.Tensor], rank: in
     """
     layers = cast(dict[str, nn.Linear], dict(base.module.named_modules()))
     advice = f"Give the model that it was trained on; this is {base.name!r}."
-    for key in adapter:
-        name, _, part = key.rpartition(".")
-        if part != "lora_A":
-            continue
+    for name in _adapted(adapter):
         if name not in layers or f"{name}.lora_B" not in adapter:
             raise ValueError(
                 f"the adapter {str(folder)!r} changes {name}, which the model does not have. {advice}"
             )
-        down, up, shape = adapter[key].shape, adapter[f"{name}.lora_B"].shape, layers[name].weight.shape
+        down, up = (adapter[f"{name}.{part}"].shape for part in ("lora_A", "lora_B"))
+        shape = layers[name].weight.shape
         if (*down, *up) != (rank, shape[1], shape[0], rank):
             raise ValueError(
                 f"the adapter {str(folder)!r} has tensors of the shapes {list(down)} and {list(up)} for {name} "
@@ -178,14 +174,18 @@ def merge_adapter(base: BaseModel, adapter: Mapping[str, torch.Tensor], scale: f
     The adapter is ``<layer>.lora_A`` and ``<layer>.lora_B`` by layer name, `scale` is ``alpha / rank``.
     """
     module = base.decode_copy()
-    for key in adapter:
-        name, _, part = key.rpartition(".")
-        if part == "lora_A":
-            layer = cast(nn.Linear, module.get_submodule(name))
-            weight = layer.weight.detach()
-            merged = torch.addmm(weight.float(), adapter[f"{name}.lora_B"], adapter[key], alpha=scale)
-            layer.weight = nn.Parameter(merged.to(weight.dtype), requires_grad=False)
+    for name in _adapted(adapter):
+        layer = cast(nn.Linear, module.get_submodule(name))
+        weight = layer.weight.detach()
+        down, up = adapter[f"{name}.lora_A"], adapter[f"{name}.lora_B"]
+        merged = torch.addmm(weight.float(), up, down, alpha=scale)
+        layer.weight = nn.Parameter(merged.to(weight.dtype), requires_grad=False)
     return module
+
+
+def _adapted(adapter: Mapping[str, torch.Tensor]) -> list[str]:
+    """Names of the layers that an adapter changes."""
+    return [name.removesuffix(".lora_A") for name in adapter if name.endswith(".lora_A")]
 
 
 def adapter_tensors(module: nn.Module) -> dict[str, nn.Parameter]:
@@ -210,7 +210,7 @@ def _targets(module: nn.Module, settings: AdapterSettings) -> dict[str, Any]:
     others = [name for name in names if name not in apart]
     return {
         "target_modules": _short_names(module, others),
-        "target_parameters": [f"{name}.weight" for name in apart],
+        "target_parameters": sorted(f"{name}.weight" for name in apart),
     }
 
 

@@ -43,11 +43,15 @@ Inputs = Mapping[str, torch.Tensor]
 Config = Mapping[str, float]
 
 
+def _has_advantage(inputs: Mapping[str, np.ndarray]) -> np.ndarray:
+    return inputs["advantages"] != 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
-    """One loss."""
+    """One loss; by default one of a policy, by the advantages of what it has sampled."""
 
-    inputs: tuple[str, ...]
+    inputs: tuple[str, ...] = ("logprobs", "advantages")
     """Keys of ``loss_fn_inputs`` beside ``target_tokens``, each of the targets' shape."""
     optional: tuple[str, ...] = ()
     """Inputs that may be left out (a weight left out is 1)."""
@@ -57,7 +61,7 @@ class Loss:
     """Whether targets may be ``[N, K]``."""
     per_token: Callable[[torch.Tensor, Inputs, Config], torch.Tensor]
     """``(logprobs, inputs, config)`` to losses, all of one shape."""
-    active: Callable[[Mapping[str, np.ndarray]], np.ndarray]
+    active: Callable[[Mapping[str, np.ndarray]], np.ndarray] = _has_advantage
     """Targets whose loss can have a gradient, booleans of the targets' shape. The loss of the others is 0."""
 
     def settings(self, name: str, given: Mapping[str, float | str] | None) -> dict[str, float]:
@@ -107,12 +111,6 @@ def _cispo(logprobs: torch.Tensor, inputs: Inputs, config: Config) -> torch.Tens
     return -clipped * inputs["advantages"] * logprobs
 
 
-def _has_advantage(inputs: Mapping[str, np.ndarray]) -> np.ndarray:
-    return inputs["advantages"] != 0
-
-
-_POLICY_INPUTS = ("logprobs", "advantages")
-
 LOSSES: Mapping[str, Loss] = {
     "cross_entropy": Loss(
         inputs=("weights",),
@@ -122,25 +120,12 @@ LOSSES: Mapping[str, Loss] = {
         active=lambda given: given["weights"] != 0,
     ),
     "importance_sampling": Loss(
-        inputs=_POLICY_INPUTS,
-        per_token=lambda p, given, config: -torch.exp(p - given["logprobs"]) * given["advantages"],
-        active=_has_advantage,
+        per_token=lambda p, given, config: -torch.exp(p - given["logprobs"]) * given["advantages"]
     ),
-    "ppo": Loss(
-        inputs=_POLICY_INPUTS,
-        config={"clip_low_threshold": 0.8, "clip_high_threshold": 1.2},
-        per_token=_ppo,
-        active=_has_advantage,
-    ),
+    "ppo": Loss(config={"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}, per_token=_ppo),
     # one-sided by default, as in the paper: a ratio below 1 keeps its small weight
-    "cispo": Loss(
-        inputs=_POLICY_INPUTS,
-        config={"clip_low_threshold": 0.0, "clip_high_threshold": 4.0},
-        per_token=_cispo,
-        active=_has_advantage,
-    ),
+    "cispo": Loss(config={"clip_low_threshold": 0.0, "clip_high_threshold": 4.0}, per_token=_cispo),
     "dro": Loss(
-        inputs=_POLICY_INPUTS,
         config={"beta": 0.05},
         per_token=lambda p, given, config: (
             -(p * given["advantages"] - 0.5 * config["beta"] * (p - given["logprobs"]) ** 2)

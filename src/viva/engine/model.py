@@ -215,16 +215,13 @@ def structure_copy(
 
 
 def cast_weights(module: "PreTrainedModel", dtype: torch.dtype) -> "PreTrainedModel":
-    """Give a `structure_copy` weights of its own in another type, ties kept; returns it. Buffers stay shared."""
-    # with the old ones, whose ids must not be given anew
-    cast: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
-    for layer in module.modules():
-        for name, weight in list(layer.named_parameters(recurse=False)):
-            if weight.dtype != dtype:
-                if id(weight) not in cast:
-                    cast[id(weight)] = weight, nn.Parameter(weight.detach().to(dtype), requires_grad=False)
-                setattr(layer, name, cast[id(weight)][1])
-    return module
+    """A `structure_copy` with weights in another type, ties kept; the module itself if it has no others."""
+    cast = {
+        id(weight): nn.Parameter(weight.detach().to(dtype), requires_grad=False)
+        for weight in module.parameters()
+        if weight.dtype != dtype
+    }
+    return structure_copy(module, cast) if cast else module
 
 
 def decoder_layers(module: "PreTrainedModel") -> nn.ModuleList:

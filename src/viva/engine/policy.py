@@ -64,24 +64,14 @@ class Snapshot:
     """The weights of one moment, which later steps do not change."""
 
     base: BaseModel
-    settings: AdapterSettings | None
-    """``None`` for the base model as it is."""
     weights: Mapping[str, torch.Tensor]
-    """Weights of the adapter by name; with rank 0, all of the model's."""
-
-    @property
-    def is_adapter(self) -> bool:
-        """Whether the base's weights are part of it as they are."""
-        return self.settings is None or self.settings.rank > 0
-
-    @property
-    def scale(self) -> float:
-        """``alpha / rank`` of the adapter, if there is one."""
-        return ALPHA / self.settings.rank if self.settings is not None and self.settings.rank else 0.0
+    """Weights of an adapter by name, or all of the model's."""
+    scale: float | None
+    """``alpha / rank`` of the adapter; ``None`` if these are all of the model's weights."""
 
     def merged(self) -> "PreTrainedModel":
         """A decode copy of the model with these weights."""
-        if self.is_adapter:
+        if self.scale is not None:
             return merge_adapter(self.base, self.weights, self.scale)
         dtype = self.base.module.dtype
         originals = dict(self.base.module.named_parameters())
@@ -201,7 +191,7 @@ class Policy:
 
     def snapshot(self) -> Snapshot:
         """The present weights."""
-        return Snapshot(base=self.base, settings=self.settings, weights=self._weights())
+        return Snapshot(base=self.base, weights=self._weights(), scale=self.settings.scale)
 
     def begin_average(self) -> None:
         """Begin an exponential moving average of the weights, at the present ones."""
@@ -224,7 +214,7 @@ class Policy:
             ValueError: None was begun.
         """
         average = {name: tensor.clone() for name, tensor in self._begun_average().items()}
-        return Snapshot(base=self.base, settings=self.settings, weights=average)
+        return Snapshot(base=self.base, weights=average, scale=self.settings.scale)
 
     def _begun_average(self) -> dict[str, torch.Tensor]:
         if self._average is None:
@@ -381,7 +371,7 @@ def stored_snapshot(base: BaseModel, settings: AdapterSettings, folder: Path) ->
     weights = {name: tensor.to(device) for name, tensor in _read_weights(folder, settings).items()}
     if settings.rank:
         check_adapter(base, weights, settings.rank, folder)
-    return Snapshot(base=base, settings=settings, weights=weights)
+    return Snapshot(base=base, weights=weights, scale=settings.scale)
 
 
 _MEMINFO = Path("/proc/meminfo")

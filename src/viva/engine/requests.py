@@ -13,7 +13,6 @@ import tinker
 import torch
 
 from viva.engine.model import BaseModel, head_logits, output_layer
-from viva.engine.sampling import SamplingRule
 from viva.engine.scheduler import LocalFuture
 from viva.sdk import make_topk
 
@@ -242,7 +241,8 @@ class SampleRequest:
     num_samples: int
     max_tokens: int
     """0 where only the prompt is scored."""
-    rule: SamplingRule
+    params: tinker.SamplingParams
+    """The distribution that tokens are drawn from; what else it says was read."""
     stop: StopSequences
     seed: int
     topk_samples: int
@@ -314,8 +314,8 @@ def resolve_max_tokens(base: BaseModel, num_tokens: int, asked: int | None) -> i
     return room if asked is None else asked
 
 
-def make_rule(params: tinker.SamplingParams) -> SamplingRule:
-    """The distribution to draw from; `ValueError` for a setting that makes no sense."""
+def check_distribution(params: tinker.SamplingParams) -> None:
+    """Refuse a distribution to draw from that makes no sense, by a `ValueError`."""
     if not 0 <= params.temperature < float("inf"):
         raise ValueError(
             f"temperature must be a number of at least 0 (0 is greedy), not {params.temperature}."
@@ -324,7 +324,6 @@ def make_rule(params: tinker.SamplingParams) -> SamplingRule:
         raise ValueError(f"top_k must be at least 1, or -1 for no limit, not {params.top_k}.")
     if not 0 < params.top_p <= 1:
         raise ValueError(f"top_p must be above 0 and at most 1, not {params.top_p}.")
-    return SamplingRule(temperature=params.temperature, top_k=params.top_k, top_p=params.top_p)
 
 
 def block_digests(tokens: np.ndarray, client: str = "") -> list[bytes]:

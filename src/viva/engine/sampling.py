@@ -9,11 +9,12 @@ Shapes: ``B`` rows, ``V`` vocabulary, ``k`` alternatives.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from tinker import SamplingParams
 
 from viva.engine.kernels import can_compile
 from viva.engine.kernels import draw as draw_compiled
@@ -25,23 +26,6 @@ _WORD = 2**64
 
 Alternatives = tuple[np.ndarray, np.ndarray]
 """The most likely tokens, most likely first, and their logprobs: minus infinity for those that could not be drawn."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingRule:
-    """The distribution that one request's tokens are drawn from."""
-
-    temperature: float = 1.0
-    """0 means greedy: the most likely token, its logprob that of the untempered distribution."""
-    top_k: int = -1
-    """Keep the ``k`` most likely tokens; -1 keeps all."""
-    top_p: float = 1.0
-    """Keep the smallest set of the most likely of those whose probabilities sum to at least this."""
-
-    @property
-    def truncates(self) -> bool:
-        """Whether some tokens may be excluded."""
-        return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,37 +41,36 @@ class Draws:
     """``[B, k]`` each, if any were asked for."""
 
 
-class UniformStream:
-    """The uniform numbers of one sample: number ``i`` depends on ``(seed, sample_index, i)`` alone."""
-
-    def __init__(self, seed: int, sample_index: int) -> None:
-        key = np.array([seed % _WORD, sample_index % _WORD], dtype=np.uint64)
-        self._generator = np.random.Generator(np.random.Philox(key=key))
-        self._block: list[float] = []
-
-    def __next__(self) -> float:
-        """The next number, in ``[0, 1)``."""
-        if not self._block:
-            self._block = self._generator.random(_BLOCK)[::-1].tolist()
-        return self._block.pop()
+def uniform_numbers(seed: int, sample_index: int) -> Iterator[float]:
+    """The numbers in ``[0, 1)`` of one sample: number ``i`` depends on ``(seed, sample_index, i)`` alone."""
+    key = np.array([seed % _WORD, sample_index % _WORD], dtype=np.uint64)
+    generator = np.random.Generator(np.random.Philox(key=key))
+    while True:
+        yield from generator.random(_BLOCK).tolist()
 
 
 def draw_tokens(
-    logits: torch.Tensor, rules: Sequence[SamplingRule], uniforms: Sequence[float], num_alternatives: int = 0
+    logits: torch.Tensor,
+    params: Sequence[SamplingParams],
+    uniforms: Sequence[float],
+    num_alternatives: int = 0,
 ) -> Draws:
     """Draw one token per row of ``[B, V]`` float32 logits.
 
-    Every row has a rule and a number in ``[0, 1)``, which a greedy row ignores. `num_alternatives` is ``k``.
+    Every row has a temperature, where 0 means greedy (the most likely token, its logprob that of the untempered
+    distribution), its truncation, and a number in ``[0, 1)``, which a greedy row ignores. `num_alternatives` is ``k``.
     """
     device = logits.device
-    divisors = torch.tensor([[rule.temperature or 1.0] for rule in rules], dtype=torch.float64, device=device)
-    truncated = [index for index, rule in enumerate(rules) if rule.truncates]
+    divisors = torch.tensor([[row.temperature or 1.0] for row in params], dtype=torch.float64, device=device)
+    truncated = [
+        index for index, row in enumerate(params) if row.temperature > 0 and (row.top_k > 0 or row.top_p < 1)
+    ]
     if truncated:
         rows = torch.tensor(truncated, device=device)
         exact = logits[rows].double() / divisors[rows]  # rounded, a token more or less might stay
-        keep = truncation_mask(exact, [rules[index] for index in truncated])
+        keep = truncation_mask(exact, [params[index] for index in truncated])
         logits = logits.index_copy(0, rows, logits[rows].masked_fill(~keep, float("-inf")))
-    greedy = [index for index, rule in enumerate(rules) if rule.temperature == 0]
+    greedy = [index for index, row in enumerate(params) if row.temperature == 0]
     draw = draw_compiled if can_compile(logits) else _draw
     drawn = draw(logits, divisors[:, 0], greedy, uniforms)
     tokens, logprobs, totals = drawn.tolist()
@@ -145,14 +128,14 @@ def _search(weights: torch.Tensor, numbers: torch.Tensor) -> tuple[torch.Tensor,
     return (span * _SPAN + torch.searchsorted(within, rest, right=True)).clamp(max=size - 1), totals
 
 
-def truncation_mask(scaled: torch.Tensor, rules: Sequence[SamplingRule]) -> torch.Tensor:
+def truncation_mask(scaled: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
     """Tokens that stay after top-k and then top-p (on what top-k left, renormalised): at least one per row.
 
     The tempered logits are float64. Ties are broken by the lower token id, so exactly ``top_k`` tokens stay.
     """
     size = scaled.shape[1]
-    limits = torch.tensor([rule.top_k if rule.top_k > 0 else size for rule in rules], device=scaled.device)
-    masses = torch.tensor([rule.top_p for rule in rules], dtype=torch.float64, device=scaled.device)
+    limits = torch.tensor([row.top_k if row.top_k > 0 else size for row in params], device=scaled.device)
+    masses = torch.tensor([row.top_p for row in params], dtype=torch.float64, device=scaled.device)
     values, order = scaled.sort(dim=1, descending=True, stable=True)
     ranks = torch.arange(size, device=scaled.device)
     probabilities = values.masked_fill(ranks >= limits[:, None], float("-inf")).softmax(dim=1)

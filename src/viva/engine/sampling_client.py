@@ -15,7 +15,7 @@ from viva.engine.requests import (
     PromptScoring,
     SampleRequest,
     block_digests,
-    make_rule,
+    check_distribution,
     make_scoring,
     make_stop_rule,
     resolve_max_tokens,
@@ -217,7 +217,7 @@ class LocalSamplingClient:
             raise ValueError(f"topk_sample_logprobs must be at least 0, not {topk_samples}.")
         max_tokens = 0 if params is None else resolve_max_tokens(self._base, len(tokens), params.max_tokens)
         params = params or tinker.SamplingParams()
-        rule = make_rule(params)
+        check_distribution(params)
         stop = make_stop_rule(params.stop, self._base, stop_ids)
         number = next(self._numbers)  # a call that was refused has none
         derived_seed = self._core.derived_seed(self._stream, number)
@@ -229,7 +229,7 @@ class LocalSamplingClient:
             digests=block_digests(tokens, self._stream),
             num_samples=num_samples,
             max_tokens=max_tokens,
-            rule=rule,
+            params=params,
             stop=stop,
             seed=derived_seed if params.seed is None else params.seed,
             topk_samples=topk_samples,
@@ -254,7 +254,7 @@ def open_sampling_client(core: Core, path: str | None, base_model: str | None) -
         snapshot = stored_snapshot(base, state.settings, state.folder)
     elif base_model is not None:
         base = core.base_model(base_model)
-        snapshot = Snapshot(base=base, settings=None, weights={})
+        snapshot = Snapshot(base=base, weights={}, scale=0.0)  # an adapter of no layers
     else:
         raise ValueError("create_sampling_client needs model_path or base_model.")
     source = LocalFuture.resolved(core.pump, core.new_source(snapshot))

@@ -11,7 +11,7 @@ A cache belongs to one snapshot of the weights, so it cannot serve keys of other
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,7 +20,7 @@ import torch
 
 from viva.engine.attention import RaggedCache
 from viva.engine.requests import BLOCK, Drawn, SampleRequest, block_digests
-from viva.engine.sampling import Alternatives, UniformStream
+from viva.engine.sampling import Alternatives, uniform_numbers
 from viva.engine.step import SharedPrefix
 from viva.sdk import make_sequence
 
@@ -127,7 +127,8 @@ class RunningSequence:
     """Index among the request's samples."""
     length: int
     """Tokens whose keys and values are stored: all but the last sampled one."""
-    numbers: UniformStream
+    numbers: Iterator[float]
+    """One for every token."""
     prefix: SharedPrefix | None = None
     """The prefix that it shares."""
     current: bool = True
@@ -267,7 +268,7 @@ class SequenceTable:
                             request=request,
                             index=sample,
                             length=len(request.prompt),
-                            numbers=UniformStream(request.seed, sample),
+                            numbers=uniform_numbers(request.seed, sample),
                             prefix=prompt.prefix,
                         )
                     )

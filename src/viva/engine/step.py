@@ -8,7 +8,7 @@ Shapes: ``B`` rows, ``T`` new tokens per row, ``L`` keys, ``Q`` query heads, ``K
 head size; ``n`` rows that share a prefix of ``L`` tokens.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,65 +56,45 @@ class Part:
     rows: slice
     length: int
     """Number of the longest row's own tokens."""
-    prefixes: list[tuple[slice | torch.Tensor, SharedPrefix | None]]
-    """Beginnings, each with the rows that have it (or that have none), counted from the part's first."""
+    prefixes: list[tuple[slice | torch.Tensor, SharedPrefix]]
+    """Shared ones, each with the rows that have it, counted from the part's first."""
 
 
-def make_parts(
-    groups: Sequence[tuple[slice, int]],
-    prefixes: Sequence[SharedPrefix | None],
-    num_new: int,
-    device: torch.device,
-) -> list[Part]:
-    """Cut groups of rows, each with its longest length, where they would need too much memory."""
-    deepest = max(0 if prefix is None else prefix.length for prefix in prefixes)
-    parts: list[Part] = []
-    for rows, length in groups:
-        size = max(1, _MOST_ENTRIES // (num_new * (deepest + length)))
-        for first in range(rows.start, rows.stop, size):
-            last = min(first + size, rows.stop)
-            picked = [
-                (_pick(indices, device), prefix) for prefix, indices in _by_prefix(prefixes[first:last])
-            ]
-            parts.append(Part(rows=slice(first, last), length=length, prefixes=picked))
-    return parts
-
-
-def _by_prefix(prefixes: Sequence[SharedPrefix | None]) -> Collection[tuple[SharedPrefix | None, list[int]]]:
-    """Each of the prefixes, and the rows that have it."""
-    found: dict[int, tuple[SharedPrefix | None, list[int]]] = {}
+def _by_prefix(prefixes: Sequence[SharedPrefix | None]) -> Collection[tuple[SharedPrefix, list[int]]]:
+    """Each of the shared prefixes, and the rows that have it."""
+    found: dict[int, tuple[SharedPrefix, list[int]]] = {}
     for row, prefix in enumerate(prefixes):
-        found.setdefault(id(prefix), (prefix, []))[1].append(row)
+        if prefix is not None:
+            found.setdefault(id(prefix), (prefix, []))[1].append(row)
     return found.values()
 
 
 def two_part_attention(
     query: torch.Tensor,
-    own: Callable[[Part], tuple[torch.Tensor, torch.Tensor]],
-    parts: Sequence[Part],
-    layer: int,
-    positions: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    step: "RaggedStep",
     scaling: float,
     window: int | None,
     softcap: float | None,
 ) -> torch.Tensor:
     """Attention of rows of which some share prefixes: as many averages as queries, ``[B, K, G T, D]``.
 
-    Those that share keys are queries of one head. `own` gives the averages over the tokens of a part's rows themselves,
-    ``[n, K, G T, D]``, which are changed here, and logarithms of the sums of weights, ``[n, K, G T]``. `layer` is the
-    index of the prefixes' states, the queries' positions are ``[B, T]``; see `attend` for the others.
+    Those that share keys are queries of one head. Keys and values are the rows' own, ``[B, K, L, D]``; see `attend` for
+    the others.
     """
-    groups = query.shape[2] // positions.shape[1]
+    groups = query.shape[2] // step.num_new
+    bias = step.bias(window, query.dtype, groups)
     outputs: list[torch.Tensor] = []
-    for part in parts:
-        mine, queried = query[part.rows], positions[part.rows]
-        output, sums = own(part)
+    for part in step.parts:
+        mine, positions = query[part.rows], step.positions[part.rows]
+        own = key[part.rows, :, : part.length], value[part.rows, :, : part.length]
+        mask = None if bias is None else bias[part.rows, :, :, : part.length]
+        output, sums = average(mine, *own, mask, scaling, softcap)
         for picked, prefix in part.prefixes:
-            if prefix is None:
-                continue
-            keys, values = prefix.states[layer][:, None].unbind()
+            keys, values = prefix.states[step.layer][:, None].unbind()
             asking = mine[picked].transpose(0, 1)
-            unseen = prefix.bias(queried[picked], part.length, groups, window, query.dtype)
+            unseen = prefix.bias(positions[picked], part.length, groups, window, query.dtype)
             begun, begun_sums = average(asking.flatten(1, 2)[None], keys, values, unseen, scaling, softcap)
             begun = begun[0].unflatten(1, asking.shape[1:3]).transpose(0, 1)
             begun_sums = begun_sums[0].unflatten(1, asking.shape[1:3]).transpose(0, 1)
@@ -153,11 +133,12 @@ def average(
     return torch.matmul(weights.to(value.dtype), value), sums
 
 
-def _pick(indices: list[int], device: torch.device) -> slice | torch.Tensor:
-    """A slice, which needs no copies, where the indices follow one another."""
-    if indices[-1] - indices[0] == len(indices) - 1:
-        return slice(indices[0], indices[-1] + 1)
-    return torch.tensor(indices, device=device)
+def places_of(rows: list[int], device: torch.device, each: int = 1) -> slice | torch.Tensor:
+    """Places of rows that have so many each: a slice, which needs no copies, where the rows follow one another."""
+    if rows[-1] - rows[0] == len(rows) - 1:
+        return slice(rows[0] * each, (rows[-1] + 1) * each)
+    begins = torch.tensor(rows, device=device)[:, None] * each
+    return (begins + torch.arange(each, device=device)).flatten()
 
 
 _GROUP_ROWS = 16
@@ -177,12 +158,14 @@ class RaggedStep:
         device: torch.device,
         prefixes: Sequence[SharedPrefix | None],
         *,
+        ends: Sequence[int] | None = None,
         is_fixed: bool = False,
     ) -> None:
         """A pass of a store's first rows, which have `past` tokens of their own and get ``T`` new ones each.
 
-        Without `prefixes` they share none. With `is_fixed` all that follows from the lengths is computed on the device,
-        and stays right when the rows `move` on, as long as `attended_groups` stay the same.
+        Without `prefixes` they share none. With `ends` nobody reads hidden states but those of one new token of each
+        row, counted from its first. With `is_fixed` all that follows from the lengths is computed on the device, and
+        stays right when the rows `move` on, as long as `attended_groups` stay the same.
         """
         self.num_rows = len(past)
         self.num_new = num_new
@@ -192,17 +175,20 @@ class RaggedStep:
         self.lengths = np.array(past) + num_new
         self._device = device
         self._prefixes = prefixes
-        self._ends: Any = None
+        self.reads_ends = ends is not None
+        """Whether the hidden states of one new token of each row are all that is read."""
+        self._ends: Any = None if ends is None else torch.tensor(ends, device=device)
         self.layer = 0
         self.store = torch.empty(0)
         """Keys and values of the layer at work."""
         self.places = torch.tensor(past, device=device)[:, None] + torch.arange(num_new, device=device)
         """Places of the new tokens among their row's own."""
         self.positions = self.places
-        self._parts: list[Part] | None = None
-        self._depths = None
+        self._parts: list[Part] = []
+        self._depths, self._deepest = None, 0
         if any(prefix is not None for prefix in prefixes):
             depths = [0 if prefix is None else prefix.length for prefix in prefixes]
+            self._deepest = max(depths)
             self._depths = torch.tensor(depths, device=device)[:, None]
             self.positions = self.places + self._depths
         self.begin()
@@ -225,15 +211,6 @@ class RaggedStep:
         self.places.copy_(torch.tensor(past)[:, None] + new)
         if self._depths is not None:
             torch.add(self.places, self._depths, out=self.positions)
-
-    def read_ends(self, ends: Sequence[int]) -> None:
-        """Let nobody read hidden states but those of one new token of each row, counted from its first."""
-        self._ends = torch.tensor(ends, device=self._device)
-
-    @property
-    def reads_ends(self) -> bool:
-        """Whether the hidden states of one new token of each row are all that is read."""
-        return self._ends is not None
 
     def at_ends(self, states: torch.Tensor) -> torch.Tensor:
         """``[B, T, ...]`` of all new tokens to ``[B, 1, ...]`` of those that are read."""
@@ -294,10 +271,16 @@ class RaggedStep:
         return self._where
 
     @property
-    def parts(self) -> list[Part] | None:
-        """The rows as `two_part_attention` takes them; ``None`` where they share nothing."""
-        if self._parts is None and self._depths is not None:
-            self._parts = make_parts(self.groups, self._prefixes, self.num_new, self._device)
+    def parts(self) -> list[Part]:
+        """The groups of rows, cut where they would need too much memory; none where rows share nothing."""
+        if not self._parts and self._depths is not None:
+            for rows, length in self.groups:
+                size = max(1, _MOST_ENTRIES // (self.num_new * (self._deepest + length)))
+                for first in range(rows.start, rows.stop, size):
+                    last = min(first + size, rows.stop)
+                    found = _by_prefix(self._prefixes[first:last])
+                    picked = [(places_of(each, self._device), prefix) for prefix, each in found]
+                    self._parts.append(Part(rows=slice(first, last), length=length, prefixes=picked))
         return self._parts
 
     def shared_keys(self, groups: int) -> SharedKeys | None:
@@ -305,10 +288,8 @@ class RaggedStep:
         if self._depths is None:
             return None
         if groups not in self._shared:
-            found = [
-                (prefix.states, rows) for prefix, rows in _by_prefix(self._prefixes) if prefix is not None
-            ]
-            states, rows = zip(*found, strict=True)
+            prefixes, rows = zip(*_by_prefix(self._prefixes), strict=True)
+            states = [prefix.states for prefix in prefixes]
             self._shared[groups] = SharedKeys(states, rows, self.positions, groups)
         return self._shared[groups]
 

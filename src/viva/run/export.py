@@ -30,8 +30,7 @@ from viva.engine.checkpoint import (
     write_checkpoint,
     write_tensors,
 )
-from viva.engine.gguf import is_gguf
-from viva.engine.gguf_writing import Metadata, metadata_of_file, metadata_of_model, write_gguf
+from viva.engine.gguf import Metadata, is_gguf, metadata_of_file, metadata_of_model, write_gguf
 from viva.engine.loading import load_errors
 from viva.engine.lora import ALPHA, AdapterSettings
 from viva.hub import hub_errors, pinned, split_revision

@@ -23,16 +23,7 @@ from numba.core.errors import NumbaError
 
 from viva.engine.kernels.attention import SharedKeys, attend_rows
 from viva.engine.kernels.compiler import as_array, is_code_kept, use_threads
-from viva.engine.kernels.layers import (
-    Norm,
-    draw,
-    gate,
-    gate_back,
-    gate_pair,
-    normalise,
-    normalise_back,
-    place,
-)
+from viva.engine.kernels.layers import Norm, draw, gate, gate_pair, normalise, place
 from viva.engine.kernels.products import (
     LowRank,
     add_low_rank,
@@ -60,11 +51,9 @@ __all__ = [
     "compile_all",
     "draw",
     "gate",
-    "gate_back",
     "gate_pair",
     "multiply",
     "normalise",
-    "normalise_back",
     "place",
     "records_of",
     "tiled",
@@ -122,11 +111,10 @@ def compile_all() -> None:
     cell: Any = SimpleNamespace(queries=slice(0, 2), keys=(slice(0, 2),), visible=np.ones((2, 2), bool))
     plan = TreePlan([cell], [(2, torch.zeros(2, 0, dtype=torch.bool))])
     attend_tree(heads.clone().requires_grad_(), heads, heads, plan, [0], 1.0).sum().backward()
-    normalise(rows, rows[0], 1e-5)
-    normalise_back(rows, rows[0], 1e-5, rows)
+    trained = rows.clone().requires_grad_()
+    normalise(trained, rows[0], 1e-5).sum().backward()
     gate(rows)
-    gate_pair(rows, rows)
-    gate_back(rows, rows, rows)
+    gate_pair(trained, trained).sum().backward()
     norms = np.zeros((0, 8), np.float32), np.float32(0)
     turn, first = np.ones((1, 8), np.float32), np.zeros(1, np.int64)
     place(torch.ones(1, 1, 24), norms, (turn, turn), (first, first), store, 1)

@@ -7,10 +7,12 @@ key-value heads, ``D`` head size, ``R`` rows of a store and ``L`` tokens that ea
 """
 
 from collections.abc import Sequence
+from typing import Any, cast
 
 import numba
 import numpy as np
 import torch
+from torch.autograd.function import once_differentiable
 
 from viva.engine.kernels.compiler import (
     MAX_LANES,
@@ -43,38 +45,55 @@ class Norm:
 
 
 def normalise(hidden: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """The same norm as a function of a contiguous tensor, to be trained through."""
-    use_threads()
-    return Norm(weight, eps)(hidden)
+    """The same norm, with frozen weights, to be trained through."""
+    return cast(torch.Tensor, _Normalised.apply(hidden.contiguous(), weight, eps))
 
 
-def normalise_back(
-    hidden: torch.Tensor, weight: torch.Tensor, eps: float, slopes: torch.Tensor
-) -> torch.Tensor:
-    """Slopes by what `normalise` took, ``[..., H]``, from those by what it gave."""
-    use_threads()
-    output = torch.empty_like(hidden)
-    given = as_rows(hidden), as_array(weight.detach()), np.float32(eps), as_rows(slopes)
-    _normalise_back(*given, as_rows(output))
-    return output
+class _Normalised(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        use_threads()
+        ctx.save_for_backward(hidden, weight)
+        ctx.eps = eps
+        return Norm(weight, eps)(hidden)
+
+    @staticmethod
+    @once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, *grad_outputs: torch.Tensor
+    ) -> tuple[torch.Tensor | None, ...]:
+        use_threads()
+        hidden, weight = ctx.saved_tensors
+        output = torch.empty_like(hidden)
+        given = as_rows(hidden), as_array(weight.detach()), np.float32(ctx.eps)
+        _normalise_back(*given, as_rows(grad_outputs[0].contiguous()), as_rows(output))
+        return output, None, None
 
 
 def gate_pair(gates: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """``silu(g) u`` of two tensors ``[..., F]``, to be trained through."""
-    use_threads()
-    output = torch.empty_like(gates)
-    _gate_pair(as_rows(gates), as_rows(values), as_rows(output))
-    return output
+    """``silu(g) u`` of two contiguous tensors ``[..., F]``, to be trained through."""
+    return cast(torch.Tensor, _Gated.apply(gates, values))
 
 
-def gate_back(
-    gates: torch.Tensor, values: torch.Tensor, slopes: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Slopes by what `gate_pair` took from those by what it gave, all ``[..., F]``."""
-    use_threads()
-    to_gates, to_values = torch.empty_like(gates), torch.empty_like(values)
-    _gate_back(*map(as_rows, (gates, values, slopes, to_gates, to_values)))
-    return to_gates, to_values
+class _Gated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gates: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        use_threads()
+        ctx.save_for_backward(gates, values)
+        output = torch.empty_like(gates)
+        _gate_pair(as_rows(gates), as_rows(values), as_rows(output))
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, *grad_outputs: torch.Tensor
+    ) -> tuple[torch.Tensor | None, ...]:
+        use_threads()
+        gates, values = ctx.saved_tensors
+        to_gates, to_values = torch.empty_like(gates), torch.empty_like(values)
+        _gate_back(*map(as_rows, (gates, values, grad_outputs[0].contiguous(), to_gates, to_values)))
+        return to_gates, to_values
 
 
 def gate(both: torch.Tensor) -> torch.Tensor:
@@ -112,11 +131,8 @@ def place(
     if any(each.shape[-1] != size for each in rotation):  # a kernel would read beyond their end
         raise ValueError(f"rotary embeddings of {rotation[0].shape[-1]} numbers do not fit heads of {size}")
     query = inner.new_empty(*inner.shape[:2], num_queries, size)
-    flat = (
-        as_array(inner.view(-1, inner.shape[-1] // size, size)),
-        as_array(query.view(-1, num_queries, size)),
-    )
-    _place(flat[0], *norms, *rotation, *where, as_array(store), flat[1])
+    heads, queries = inner.view(-1, inner.shape[-1] // size, size), query.view(-1, num_queries, size)
+    _place(as_array(heads), *norms, *rotation, *where, as_array(store), as_array(queries))
     return query.transpose(1, 2)
 
 
@@ -165,7 +181,7 @@ def _normalise_row_back(row: Array, weight: Array, eps: np.float32, slope: Array
 
 @Kernel
 def _normalise_back(hidden: Array, weight: Array, eps: np.float32, slopes: Array, output: Array) -> None:
-    """Slopes by what `normalise` took, ``[N, H]``, from those by what it gave."""
+    """Slopes by what `_normalise` took, ``[N, H]``, from those by what it gave."""
     for n in numba.prange(len(hidden)):
         _normalise_row_back(hidden[n], weight, eps, slopes[n], output[n])
 
@@ -209,7 +225,7 @@ def _gate_row_back(gate: Array, up: Array, slope: Array, to_gate: Array, to_up: 
 
 @Kernel
 def _gate_back(gates: Array, values: Array, slopes: Array, to_gates: Array, to_values: Array) -> None:
-    """Slopes by what `gate_pair` took, from those by what it gave, all ``[N, F]``."""
+    """Slopes by what `_gate_pair` took, from those by what it gave, all ``[N, F]``."""
     for n in numba.prange(len(gates)):
         _gate_row_back(gates[n], values[n], slopes[n], to_gates[n], to_values[n])
 
