@@ -18,7 +18,7 @@ its votes (-1 without a readable vote), critique nothing.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import NamedTuple
 
@@ -26,7 +26,7 @@ from tinker_cookbook.rl.types import Metrics
 
 from viva.conversation.protocol import Protocol
 from viva.conversation.records import Conversation, Turn
-from viva.judging.ballots import Ballots, Preference, pair_of
+from viva.judging.ballots import Preference, Tie, Vote, pooled, sides_of
 from viva.judging.comparison import (
     Comparison,
     Outcome,
@@ -46,46 +46,37 @@ LENGTH_BAND = 0.2
 """Share by which the lengths of two answers may differ, as in the paper."""
 
 
-class PairComparison(NamedTuple):
-    """One judged pair."""
-
-    first: int
-    second: int
-    winner: int | None
-    """``None``: a tie, or nothing that could be read."""
-    is_read: bool = True
-
-
-def judgements_of(comparisons: Iterable[Comparison]) -> list[PairComparison]:
-    """A judge's comparisons."""
-    return [
-        PairComparison(
-            first=each.first,
-            second=each.second,
-            winner={Outcome.A: each.first, Outcome.B: each.second}.get(each.outcome),
-            is_read=each.outcome is not Outcome.INVALID,
-        )
-        for each in comparisons
-    ]
+def judgement_of(comparison: Comparison) -> Vote | None:
+    """A judge's comparison as a vote; ``None`` if its reply could not be read."""
+    match comparison.outcome:
+        case Outcome.A:
+            return Preference(comparison.first, comparison.second)
+        case Outcome.B:
+            return Preference(comparison.second, comparison.first)
+        case Outcome.TIE:
+            return Tie(comparison.first, comparison.second)
+        case Outcome.INVALID:
+            return None
 
 
 def copeland(
-    judgements: Sequence[PairComparison], texts: Mapping[int, str], band: float | None = LENGTH_BAND
+    judgements: Sequence[Vote | None], texts: Mapping[int, str], band: float | None = LENGTH_BAND
 ) -> dict[int, float]:
     """Copeland scores R by id, in [0, 1 / (1 - band)]; an answer without a readable judgement has none.
 
     Args:
-        judgements: All of them.
+        judgements: All of them; ``None`` for one that could not be read. A divided vote counts whole.
         texts: The answers by id; judgements about others are left out.
         band: See `LENGTH_BAND`; ``None``: every win counts 1.
     """
     points: dict[int, list[float]] = {each: [] for each in texts}
-    for one in judgements:
-        if not one.is_read or one.first not in texts or one.second not in texts:
+    for vote in judgements:
+        if vote is None or (pair := _pair(vote, texts)) is None:
             continue
-        for each, other in ((one.first, one.second), (one.second, one.first)):
-            share = 0.5 if one.winner is None else float(one.winner == each)
-            points[each].append(share * _worth(texts[each], texts[other], band))
+        one, other = pair
+        won = 1.0 if isinstance(vote, Preference) else 0.5
+        points[one].append(won * _worth(texts[one], texts[other], band))
+        points[other].append((1.0 - won) * _worth(texts[other], texts[one], band))
     return {each: math.fsum(own) / len(own) for each, own in points.items() if own}
 
 
@@ -96,16 +87,23 @@ def _worth(winner: str, loser: str, band: float | None) -> float:
     return other / own if other * (1 - band) < own < other * (1 + band) else 0.0
 
 
-def consistency(judgements: Sequence[PairComparison], scores: Mapping[int, float]) -> float | None:
+def _pair(vote: Vote, known: Collection[int]) -> tuple[int, int] | None:
+    """The sides of a vote, the winner first; ``None`` if one of them is not known."""
+    one, other = sides_of(vote)
+    if isinstance(one, int) and isinstance(other, int) and one in known and other in known:
+        return one, other
+    return None
+
+
+def consistency(judgements: Sequence[Vote | None], scores: Mapping[int, float]) -> float | None:
     """The judge's reward, the mean over judgements; ``None`` if there is none about answers with a score."""
     values: list[float] = []
-    for one in judgements:
-        if not one.is_read:
+    for vote in judgements:
+        if vote is None:
             values.append(-1.0)
-        elif one.first in scores and one.second in scores:
-            lead = scores[one.first] - scores[one.second]
-            gap = 0.0 if one.winner is None else lead if one.winner == one.first else -lead
-            values.append(math.copysign(1.0, gap) if gap else 0.0)
+        elif (pair := _pair(vote, scores)) is not None:
+            lead = scores[pair[0]] - scores[pair[1]] if isinstance(vote, Preference) else 0.0
+            values.append(math.copysign(1.0, lead) if lead else 0.0)
     return math.fsum(values) / len(values) if values else None
 
 
@@ -153,12 +151,12 @@ class Serl(JudgedReward, SolutionReward):
         if len(group) < 2:
             return [0.0] * len(group)
         matchup_count(group.comparisons, group.ids)  # raises
-        scores = copeland(judgements_of(group.comparisons), group.by_id(), self.length_band)
+        scores = copeland([*map(judgement_of, group.comparisons)], group.by_id(), self.length_band)
         return [scores[each] for each in group.ids]
 
     def figures(self, group: Solutions) -> Metrics:
         """Health and accuracy of the judge, and the reward that its judgements would have."""
-        judgements = judgements_of(group.comparisons or ())
+        judgements = [*map(judgement_of, group.comparisons or ())]
         value = consistency(judgements, copeland(judgements, group.by_id(), self.length_band))
         own: Metrics = {} if value is None else {"serl/judge_consistency": value}
         right = {} if group.graded_G is None else dict(zip(group.ids, group.graded_G, strict=True))
@@ -226,8 +224,8 @@ class SerlVotes(Reward):
         """
         final = conversation.final_solutions
         first = {each: text for each, text in conversation.solutions("proposal").items() if each in final}
-        blind, last = (_votes(ballots_of(conversation, name)) for name in ("ranking", "verdict"))
-        scores = copeland([one for own in last.values() for one in own], final, self.length_band)
+        blind, last = (ballots_of(conversation, name) for name in ("ranking", "verdict"))
+        scores = copeland(pooled(last), final, self.length_band)
         if unjudged := sorted(set(final) - set(scores)):
             raise ValueError(
                 f"no vote that could be read is about the revisions of agents {unjudged}, so they have no reward"
@@ -236,7 +234,7 @@ class SerlVotes(Reward):
             voter: consistency(own, scores) if own else -1.0 for voter, own in last.items() if voter in final
         }
         return SerlEarned(
-            initial=copeland([one for own in blind.values() for one in own], first, self.length_band),
+            initial=copeland(pooled(blind), first, self.length_band),
             final=scores,
             judge={voter: value for voter, value in judged.items() if value is not None},
         )
@@ -255,19 +253,6 @@ class SerlEarned(NamedTuple):
     def totals(self) -> dict[int, float]:
         """Revision and verdict together."""
         return {agent: score + self.judge.get(agent, 0.0) for agent, score in self.final.items()}
-
-
-def _votes(ballots: Ballots) -> dict[int, list[PairComparison]]:
-    """Judgements by voter."""
-    found: dict[int, list[PairComparison]] = {}
-    for voter, votes in ballots.items():
-        own = found.setdefault(voter, [])
-        for vote in votes:
-            first, second = sorted(pair_of(vote), key=str)
-            if isinstance(first, int) and isinstance(second, int):
-                winner = vote.winner if isinstance(vote, Preference) else None
-                own.append(PairComparison(first, second, winner if isinstance(winner, int) else None))
-    return found
 
 
 def serl_votes(*, length_band: float | None = LENGTH_BAND) -> SerlVotes:
