@@ -278,7 +278,6 @@ def ballot_health(
     ballots: Ballots,
     *,
     forward: Collection[int],
-    own: Mapping[int, Item],
     lengths: Mapping[Item, int],
     unreadable: Collection[int],
 ) -> dict[str, float]:
@@ -290,13 +289,12 @@ def ballot_health(
     - ``cyclic_triads``: share of triples of items, all three majorities decided, in which a beats b beats c beats a.
     - ``order_flips``: share of pairs, decided by both halves of the voters, whose winner changes with the order in
       which the items were shown.
-    - ``self_preference``: share of the preferences about a voter's own item that it gave to its own.
+    - ``self_preference``: share of the preferences about a voter's own item (its id) that it gave to its own.
     - ``length_preference``: share of the preferences between items of different length that went to the longer.
 
     Args:
         ballots: Votes by voter, also of voters whose ballot is empty.
         forward: Voters who saw the items in one order; all others saw them in reverse.
-        own: Each voter's own item.
         lengths: Lengths of the items' texts; votes on an item without one are left out of it.
         unreadable: Voters with a line that was dropped as unreadable.
     """
@@ -311,9 +309,7 @@ def ballot_health(
         "unreadable_rate": [voter in unreadable for voter in ballots],
         "order_flips": list(order_flips(ballots, forward)),
         "self_preference": [
-            vote.winner == own[voter]
-            for voter, vote in preferences
-            if own.get(voter) in (vote.winner, vote.loser)
+            vote.winner == voter for voter, vote in preferences if voter in (vote.winner, vote.loser)
         ],
         "length_preference": [
             lengths[vote.winner] > lengths[vote.loser]

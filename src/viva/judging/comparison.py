@@ -71,23 +71,18 @@ class Comparison:
     """Reason why the judge gave no reply; the comparison is invalid then."""
 
 
-def label_comparisons(ballots: Sequence[LabelBallot]) -> list[list[Comparison]]:
-    """The answers of each ballot as comparisons of items by number, for `judge_health`."""
-    found: list[list[Comparison]] = []
-    for ballot in ballots:
-        items = dict.fromkeys(item for answer in ballot.answers for item in (answer.first, answer.second))
-        numbers = {item: number for number, item in enumerate(items)}
-        found.append(
-            [
-                Comparison(
-                    first=numbers[answer.first],
-                    second=numbers[answer.second],
-                    **answer.model_dump(exclude={"first", "second"}),
-                )
-                for answer in ballot.answers
-            ]
+def label_comparisons(ballot: LabelBallot) -> list[Comparison]:
+    """The answers of a ballot as comparisons of items by number, for `judge_health`."""
+    items = dict.fromkeys(item for answer in ballot.answers for item in (answer.first, answer.second))
+    numbers = {item: number for number, item in enumerate(items)}
+    return [
+        Comparison(
+            first=numbers[answer.first],
+            second=numbers[answer.second],
+            **answer.model_dump(exclude={"first", "second"}),
         )
-    return found
+        for answer in ballot.answers
+    ]
 
 
 def read_labels(

@@ -27,7 +27,7 @@ import tinker
 from tinker_cookbook.renderers.base import Message, Renderer
 
 from viva.conversation.coordinator import gather_or_cancel
-from viva.conversation.messages import did_you_mean
+from viva.conversation.messages import did_you_mean, unknown
 from viva.conversation.rendering import build_prompt, read_reply
 from viva.conversation.replies import FoundObject, ObjectScanner, fenced_objects, whole_object
 from viva.judging import comparison
@@ -160,7 +160,6 @@ class JudgeOptions:
     than this."""
 
     def __post_init__(self) -> None:
-        """Check."""
         check_policy(self.policy)
         if self.endpoint is not None and self.policy != "current":
             raise ValueError(
@@ -197,8 +196,7 @@ class JudgeOptions:
         known = [field.name for field in fields(cls)]
         for name in values:
             if name not in known:
-                hint = did_you_mean(name, known)
-                raise ValueError(f"unknown option {name!r} of the judge; allowed: {', '.join(known)}.{hint}")
+                raise ValueError(unknown("option of the judge", name, known))
         return cls(**values)
 
     def make(self, policy: PolicyRef, renderer: Renderer) -> PolicySelfComparisonJudge:

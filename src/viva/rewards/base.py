@@ -7,6 +7,7 @@ import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from numbers import Real
 from pathlib import Path
 from typing import Literal, Self, TypeAlias, cast
@@ -68,6 +69,18 @@ class Played:
     def agents(self) -> tuple[int, ...]:
         """Ids of the agents that finished."""
         return self.conversation.finished
+
+    def graded(self, solutions: Mapping[int, str]) -> dict[int, bool] | None:
+        """Whether each solution is right, by agent id; ``None`` where no answer is known or nobody can tell."""
+        if self.answer is None or self.grader is None:
+            return None
+        return {agent_id: self.grader(solution, self.answer) for agent_id, solution in solutions.items()}
+
+    @cached_property
+    def correctness(self) -> tuple[dict[int, bool] | None, dict[int, bool] | None]:
+        """Whether first and final solutions are right, see `graded`."""
+        talk = self.conversation
+        return self.graded(talk.first_solutions), self.graded(talk.final_solutions)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,13 +216,6 @@ def stored_comparisons(record: ConversationRecord) -> dict[int | None, list[Comp
     return found
 
 
-def graded(solutions: Mapping[int, str], answer: str | None, grader: Grader | None) -> dict[int, bool] | None:
-    """Whether each solution is right, by agent id; ``None`` where no answer is known or nobody can tell."""
-    if answer is None or grader is None:
-        return None
-    return {agent_id: grader(solution, answer) for agent_id, solution in solutions.items()}
-
-
 def spoken(conversation: Conversation, agent_id: int) -> Metrics:
     """Replies of one agent that could not be read, and the length of the whole conversation in turns."""
     statuses = [turn.status for turn in conversation.turns if turn.agent_id == agent_id]
@@ -219,13 +225,17 @@ def spoken(conversation: Conversation, agent_id: int) -> Metrics:
     }
 
 
-def truth_metrics(first: Mapping[int, bool], final: Mapping[int, bool]) -> dict[int, Metrics]:
-    """Metrics by agent about whether its first and its final solution are right."""
+def truth_metrics(first: Mapping[int, bool] | None, final: Mapping[int, bool] | None) -> dict[int, Metrics]:
+    """Metrics by agent about whether its first and its final solution are right; none where nobody can tell."""
+    if first is None or final is None:
+        return {}
+    changes = flips(first, final)
     return {
         agent_id: {
             "correct/first": float(first[agent_id]),
             "correct/final": float(is_right),
             f"agent_{agent_id}/correct": float(is_right),
+            **changes[agent_id],
         }
         for agent_id, is_right in final.items()
     }
@@ -245,15 +255,6 @@ def flips(before: Mapping[int, bool], after: Mapping[int, bool]) -> dict[int, di
         }
         for agent_id in sorted(before.keys() & after.keys())
     }
-
-
-def correctness(played: Played) -> tuple[dict[int, bool] | None, dict[int, bool] | None]:
-    """Whether first and final solutions are right, see `graded`."""
-    talk = played.conversation
-    first, final = (
-        graded(each, played.answer, played.grader) for each in (talk.first_solutions, talk.final_solutions)
-    )
-    return first, final
 
 
 def check_compared(num_agents: int) -> None:
@@ -337,9 +338,8 @@ def agent_pay(played: Played, rewards: Mapping[int, float]) -> Scored:
 
 def paid(played: Played, scored: Scored) -> Scored:
     """The pay with the metrics that every reward can give, and told to the transcript."""
-    first, correct = correctness(played)
-    truth = truth_metrics(first or {}, correct or {})
-    flip = flips(first or {}, correct or {})
+    first, correct = played.correctness
+    truth = truth_metrics(first, correct)
     totals = {agent_id: scored.rewards[agent_id, 0] for agent_id in played.agents}
     played.record.update(rewards=totals, correct=correct)
     solutions = [turn for turn in played.conversation.turns if isinstance(turn.response, Solution)]
@@ -352,7 +352,6 @@ def paid(played: Played, scored: Scored) -> Scored:
         agent_id: spoken(played.conversation, agent_id)
         | {f"agent_{agent_id}/reward": total}
         | truth.get(agent_id, {})
-        | flip.get(agent_id, {})
         | shared
         for agent_id, total in totals.items()
     }
@@ -376,16 +375,14 @@ class FunctionReward(Reward):
         segments = {each.name: each.stream for round_ in played.protocol.rounds for each in round_.segments}
         answer = None if played.answer is None else plain_answer(played.answer)
         conversation = replace(played.conversation, answer=answer)
-        pay = self._checked(await self._call(conversation), conversation, segments)
-        if isinstance(next(iter(pay)), str):
-            streams = _by_agent(cast(Mapping[str, Mapping[int, float]], pay), played.agents)
-            played.record["streams"] = streams
-            scored = Scored(
-                rewards={(agent_id, 0): math.fsum(own.values()) for agent_id, own in streams.items()},
-                credit=reply_credit(played, lambda turn: streams[turn.agent_id].get(turn.segment)),
-            )
-        else:
-            scored = agent_pay(played, cast(Mapping[int, float], pay))
+        totals, streams = self._checked(await self._call(conversation), conversation, segments)
+        if streams is None:
+            return paid(played, agent_pay(played, totals))
+        played.record["streams"] = streams
+        scored = Scored(
+            rewards={(agent_id, 0): total for agent_id, total in totals.items()},
+            credit=reply_credit(played, lambda turn: streams[turn.agent_id].get(turn.segment)),
+        )
         return paid(played, scored)
 
     def stored_pay(self, record: ConversationRecord, seed: int) -> dict[int, float]:
@@ -398,11 +395,8 @@ class FunctionReward(Reward):
             where = "; ".join(error.__notes__)
             raise ValueError(f"{type(error).__name__}: {error}, {where}") from error
         # which segments earn, a transcript does not say
-        pay = self._checked(found, conversation, {turn.segment: "" for turn in conversation.turns})
-        if not isinstance(next(iter(pay)), str):
-            return dict(cast(Mapping[int, float], pay))
-        streams = _by_agent(cast(Mapping[str, Mapping[int, float]], pay), conversation.finished)
-        return {agent_id: math.fsum(own.values()) for agent_id, own in streams.items()}
+        totals, _ = self._checked(found, conversation, {turn.segment: "" for turn in conversation.turns})
+        return totals
 
     async def _call(self, conversation: Conversation) -> object:
         try:
@@ -412,15 +406,20 @@ class FunctionReward(Reward):
             error.add_note(f"in the reward {self.name!r}{place_of(error)}")
             raise
 
-    def _checked(self, found: object, conversation: Conversation, streams: Mapping[str, str | None]) -> Pay:
-        """What the function returned, if it is a reward; ``streams`` are those of the segments."""
+    def _checked(
+        self, found: object, conversation: Conversation, streams: Mapping[str, str | None]
+    ) -> tuple[dict[int, float], dict[int, dict[str, float]] | None]:
+        """What the function returned, if it is a reward: by agent, and by agent and segment where it says so.
+
+        ``streams`` are those of the segments.
+        """
         what = f"the reward {self.name!r} must return rewards by agent id, or by segment and agent id"
         if not isinstance(found, Mapping) or not found:
             raise ValueError(f"{what}; got {found!r:.120}")
         pay = cast(Mapping[object, object], found)
         if not all(isinstance(key, str) for key in pay):
             missing = [agent_id for agent_id in conversation.finished if agent_id not in pay]
-            return _numbers(pay, conversation, what, missing)
+            return _numbers(pay, conversation, what, missing), None
         by_segment: dict[str, dict[int, float]] = {}
         for name, paid in cast(Mapping[str, object], pay).items():
             if name not in streams:
@@ -432,16 +431,11 @@ class FunctionReward(Reward):
             if not isinstance(paid, Mapping):
                 raise ValueError(f"{what}; got {paid!r:.120} for segment {name!r}")
             by_segment[name] = _numbers(cast(Mapping[object, object], paid), conversation, what, missing=[])
-        return by_segment
-
-
-def _by_agent(
-    by_segment: Mapping[str, Mapping[int, float]], agents: Iterable[int]
-) -> dict[int, dict[str, float]]:
-    return {
-        agent_id: {name: paid[agent_id] for name, paid in by_segment.items() if agent_id in paid}
-        for agent_id in agents
-    }
+        by_agent = {
+            agent_id: {name: paid[agent_id] for name, paid in by_segment.items() if agent_id in paid}
+            for agent_id in conversation.finished
+        }
+        return {agent_id: math.fsum(own.values()) for agent_id, own in by_agent.items()}, by_agent
 
 
 def place_of(error: BaseException) -> str:

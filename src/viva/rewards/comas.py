@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, replace
 from tinker_cookbook.renderers.base import Renderer
 
 from viva.conversation.protocol import Protocol
-from viva.conversation.records import Conversation, CritiqueReply, Turn
+from viva.conversation.records import CritiqueReply, Turn
 from viva.judging.judge import JudgeOptions
 from viva.judging.records import ConversationRecord
 from viva.rewards.base import (
@@ -35,25 +35,20 @@ from viva.rewards.base import (
     Played,
     Reward,
     Scored,
-    correctness,
     paid,
     segment_credit,
     whole_reply,
 )
 from viva.rewards.critique import (
     SEGMENTS,
-    Judged,
     PeerReview,
-    ballots_of,
-    check_linked,
     check_segments,
     critique_earnings,
-    judged_record,
     review_votes,
     revision_judge_figures,
-    stored_judged,
+    stored_votes,
 )
-from viva.rewards.review import score_review
+from viva.rewards.review import ReviewVotes, score_review
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +78,6 @@ class Comas(Reward):
     name: str = "comas"
 
     def __post_init__(self) -> None:
-        """Check."""
         if self.review.rules.fit != "joint":
             raise ValueError(
                 f"the reward {self.name!r} needs fit='joint', or no critique could change what a proposal is worth; "
@@ -116,28 +110,24 @@ class Comas(Reward):
     async def score(self, played: Played) -> Scored:
         """Fit scores, and share each proposal's 1 between its author and its critics."""
         judged = await self.review.judged(played)
-        played.record["comparisons"] = judged_record(judged)
-        earned = self.earned(played.conversation, judged)
+        earned = self.earned(review_votes(played.conversation, judged))
         weights = dict.fromkeys(played.protocol.streams, 1.0)
         credit = segment_credit(
             played, lambda turn, tokens_T: _earnings(turn, tokens_T, earned, played.renderer), weights
         )
         rewards = {(agent_id, 0): earned.total(agent_id) for agent_id in played.agents}
         scored = paid(played, Scored(rewards=rewards, credit=credit))
-        figures = revision_judge_figures(judged, *correctness(played))
+        figures = revision_judge_figures(judged, *played.correctness)
         return replace(scored, metrics={agent: own | figures for agent, own in scored.metrics.items()})
 
     def stored_pay(self, record: ConversationRecord, seed: int) -> dict[int, float]:
         """The sums of all that agents earn."""
         check_segments(self.name, record, SEGMENTS)
-        conversation, judged = record.conversation(), stored_judged(record)
-        check_linked(conversation, judged)
-        earned = self.earned(conversation, judged)
+        earned = self.earned(stored_votes(record, self.review.rules))
         return {agent_id: earned.total(agent_id) for agent_id in sorted(earned.revision)}
 
-    def earned(self, conversation: Conversation, judged: Judged) -> ComasEarned:
+    def earned(self, votes: ReviewVotes) -> ComasEarned:
         """Earnings of all replies."""
-        votes = review_votes(conversation, judged)
         scores = score_review(votes, self.review.rules)
         worth = {agent_id: score.value for agent_id, score in scores.initial.items()}
         return ComasEarned(
@@ -149,7 +139,7 @@ class Comas(Reward):
             revision=scores.r_sol,
             verdict={
                 voter: 0.0 if votes_cast else -1.0
-                for voter, votes_cast in ballots_of(conversation, "verdict").items()
+                for voter, votes_cast in votes.final.items()
                 if voter in worth
             },
         )

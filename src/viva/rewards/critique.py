@@ -44,8 +44,6 @@ from viva.rewards.base import (
     Played,
     Reward,
     Scored,
-    flips,
-    graded,
     segment_credit,
     spoken,
     stored_comparisons,
@@ -144,7 +142,6 @@ class PeerReview(Reward):
         """
         conversation = played.conversation
         judged = await self.judged(played)
-        played.record["comparisons"] = judged_record(judged)
         votes = review_votes(conversation, judged)
         scores = score_review(votes, self.rules)
         credit = segment_credit(
@@ -152,8 +149,8 @@ class PeerReview(Reward):
             lambda turn, tokens_T: _earned(turn, scores, self.rules, tokens_T, played.renderer),
             self.rules.weights,
         )
-        correct = graded(conversation.solutions("revision"), played.answer, played.grader)
-        correct_initial = graded(conversation.solutions("proposal"), played.answer, played.grader)
+        correct = played.graded(conversation.solutions("revision"))
+        correct_initial = played.graded(conversation.solutions("proposal"))
         played.record.update(
             scores=scores.record(),
             streams=scores.streams(),
@@ -177,13 +174,15 @@ class PeerReview(Reward):
         check_segments(self.name, record, asked)
         rules = replace(stored_rules(record), weights=self.rules.weights) if record.rules else self.rules
         scores = score_review(stored_votes(record, rules), rules)
-        if self.name not in STREAMS:
-            return scores.totals
-        column = {"r_sol": scores.r_sol, "r_meta": scores.r_meta, "r_diag": scores.r_diag}[self.name]
-        return {agent_id: value for agent_id, value in column.items() if value is not None}
+        stream = self.name if self.name in STREAMS else "total"
+        own_A = {agent_id: own[stream] for agent_id, own in scores.streams().items()}
+        return {agent_id: value for agent_id, value in own_A.items() if value is not None}
 
     async def judged(self, played: Played) -> Judged:
-        """The judge's comparisons of every agent's two solutions, where they differ, all in flight together."""
+        """The judge's comparisons of every agent's two solutions, where they differ, all in flight together.
+
+        They are told to the transcript, too.
+        """
         judge, conversation = played.judge, played.conversation
         if self.rules.fit != "joint" or judge is None:
             return {}
@@ -200,41 +199,29 @@ class PeerReview(Reward):
             )
             for agent_id in changed
         )
-        return dict(zip(changed, tournaments, strict=True))
+        judged = dict(zip(changed, tournaments, strict=True))
+        played.record["comparisons"] = [
+            {"agent_id": agent_id, **asdict(comparison)}
+            for agent_id, comparisons in judged.items()
+            for comparison in comparisons
+        ]
+        return judged
 
 
-def judged_record(judged: Judged) -> list[dict[str, object]]:
-    """The judge's comparisons for the transcript."""
-    return [
-        {"agent_id": agent_id, **asdict(comparison)}
-        for agent_id, comparisons in judged.items()
-        for comparison in comparisons
-    ]
-
-
-def check_linked(conversation: Conversation, judged: Judged) -> None:
-    """Refuse a joint fit of two rounds that nothing links."""
+def stored_votes(record: ConversationRecord, rules: ReviewRules) -> ReviewVotes:
+    """The votes of a stored conversation; refused if a joint fit has nothing that links the two rounds."""
+    conversation = record.conversation()
+    judged = {agent: found for agent, found in stored_comparisons(record).items() if agent is not None}
     before, after = conversation.solutions("proposal"), conversation.solutions("revision")
-    changed = [agent for agent in after if not same_words(before[agent], after[agent])]
-    if changed and not judged and all(turn.segment != "comparison" for turn in conversation.turns):
+    has_changed = any(not same_words(before[agent], after[agent]) for agent in after)
+    is_linked = bool(judged) or any(turn.segment == "comparison" for turn in conversation.turns)
+    if rules.fit == "joint" and has_changed and not is_linked:
         raise ValueError(
             "fit=joint needs comparisons of revised with initial solutions, and none are stored: a run by the paper "
             "preset makes none, nor does one by a reward that needs none. Without them nothing says how the two rounds "
             "compare, so no gain could be measured. Add fit=separate for two scales, on which nobody gains where all "
             "improve alike."
         )
-
-
-def stored_judged(record: ConversationRecord) -> Judged:
-    """The stored comparisons of revised with initial solutions."""
-    return {agent: found for agent, found in stored_comparisons(record).items() if agent is not None}
-
-
-def stored_votes(record: ConversationRecord, rules: ReviewRules) -> ReviewVotes:
-    """The votes of a stored conversation; refused if a joint fit has nothing that links the two rounds."""
-    conversation, judged = record.conversation(), stored_judged(record)
-    if rules.fit == "joint":
-        check_linked(conversation, judged)
     return review_votes(conversation, judged)
 
 
@@ -342,11 +329,9 @@ def _metrics(
 ) -> dict[int, Metrics]:
     """Metrics by agent that finished; what is about the whole conversation is reported by each of them."""
     shared = _health(conversation, votes) | revision_judge_figures(judged, correct_initial, correct)
-    truth: dict[int, Metrics] = {}
     if correct_initial is not None and correct is not None:
         shared |= _truth(scores, votes, correct_initial, correct)
-        truth = truth_metrics(correct_initial, correct)
-    flip_A = flips(correct_initial or {}, correct or {})
+    truth_A = truth_metrics(correct_initial, correct)
     received = Counter(
         critique.target
         for turn in conversation.turns
@@ -368,7 +353,7 @@ def _metrics(
             "gain/measured": float(gain.measured),
         }
         said = spoken(conversation, agent_id) | _said(conversation, agent_id)
-        metrics_A[agent_id] = said | own | truth.get(agent_id, {}) | flip_A.get(agent_id, {}) | shared
+        metrics_A[agent_id] = said | own | truth_A.get(agent_id, {}) | shared
     return metrics_A
 
 
@@ -397,7 +382,6 @@ def _health(conversation: Conversation, votes: ReviewVotes) -> Metrics:
         figures = ballot_health(
             ballots,
             forward=[voter for voter in ballots if voter % 2 == 0],
-            own={voter: voter for voter in ballots},
             # also of agents that failed later: they were voted on
             lengths={agent_id: len(text) for agent_id, text in conversation.solutions(segment).items()},
             unreadable=[
@@ -414,7 +398,7 @@ def _health(conversation: Conversation, votes: ReviewVotes) -> Metrics:
             if turn.segment == name and isinstance(turn.response, LabelBallot)
         ]
         if labelled:
-            figures = _means(map(judge_health, label_comparisons(labelled))) | figures
+            figures = _means(judge_health(label_comparisons(each)) for each in labelled) | figures
             figures.pop("order_flips", None)  # each voter saw both orders
             figures["sampled"] = 0.0
         metrics |= {f"judge/{name}/{figure}": value for figure, value in figures.items()}

@@ -50,10 +50,6 @@ class JudgeAnswer(JudgedReward, SolutionReward):
         messages = [*system_messages(models.system_prompt), Message(role="user", content=question)]
         return replace(group, judge_answer=await models.judge.answer(messages, group.seed))
 
-    def told(self, group: Solutions) -> dict[str, object]:
-        """The judge's reply."""
-        return {"judge_answer": group.judge_answer}
-
     def pay(self, group: Solutions) -> list[float]:
         """1 for the same answer, else 0."""
         return [float(agrees) for agrees in self._agreeing(group)]
@@ -73,12 +69,8 @@ class JudgeAnswer(JudgedReward, SolutionReward):
         return metrics
 
     def _agreeing(self, group: Solutions) -> list[bool]:
-        if group.judge_answer is None:
-            raise ValueError(
-                f"the reward {self.name!r} needs the judge's own answer, which is not known here; only conversations "
-                "and samples that were paid by it have it stored"
-            )
-        own, *given_G = answer_groups([group.judge_answer, *group.final_G])
+        answer = self.known(group.judge_answer, "the judge's own answer")
+        own, *given_G = answer_groups([answer, *group.final_G])
         return [
             own is not None and is_done and given == own
             for given, is_done in zip(given_G, group.finished_G, strict=True)

@@ -25,7 +25,6 @@ from viva.rewards.base import (
     agent_pay,
     check_compared,
     check_solutions,
-    correctness,
     paid,
     stored_comparisons,
 )
@@ -76,7 +75,7 @@ class Tournament(JudgedReward):
         played.record["comparisons"] = [asdict(comparison) for comparison in comparisons]
         rewards = win_minus_loss(comparisons, list(solutions))
         scored = paid(played, agent_pay(played, rewards))
-        _, correct = correctness(played)
+        _, correct = played.correctness
         shared = judge_health(comparisons) | ({} if correct is None else judge_accuracy(comparisons, correct))
         counts, rates = matchup_count(comparisons, list(rewards)), win_rate(comparisons, list(rewards))
         metrics = {

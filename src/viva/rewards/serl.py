@@ -19,7 +19,7 @@ its votes (-1 without a readable vote), critique nothing.
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from tinker_cookbook.rl.types import Metrics
@@ -120,7 +120,6 @@ class Serl(JudgedReward, SolutionReward):
     name: str = "serl"
 
     def __post_init__(self) -> None:
-        """Check."""
         _check_band(self.length_band)
 
     def matches(self, protocol: Protocol, num_agents: int) -> list[Match]:
@@ -136,10 +135,6 @@ class Serl(JudgedReward, SolutionReward):
         both = TournamentPattern.ALL_PAIRS_BOTH_WAYS
         comparisons = await models.judge.tournament(question, group.by_id(), both, group.seed)
         return replace(group, comparisons=tuple(comparisons))
-
-    def told(self, group: Solutions) -> dict[str, object]:
-        """The comparisons."""
-        return {"comparisons": [asdict(comparison) for comparison in group.comparisons or ()]}
 
     def pay(self, group: Solutions) -> list[float]:
         """Copeland scores; 0 for a lone solution."""
@@ -189,7 +184,6 @@ class SerlVotes(Reward):
     name: str = "serl_votes"
 
     def __post_init__(self) -> None:
-        """Check."""
         _check_band(self.length_band)
 
     def check(self, protocol: Protocol, num_agents: int) -> None:

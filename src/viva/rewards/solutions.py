@@ -5,8 +5,8 @@ Legend: ``_G`` solutions of one problem, ``_T`` sampled tokens of the reply that
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import asdict, dataclass, replace
+from typing import NamedTuple, TypeVar
 
 from tinker_cookbook.completers import TokensWithLogprobs
 from tinker_cookbook.rl.types import Metrics
@@ -23,10 +23,11 @@ from viva.rewards.base import (
     agent_pay,
     check_compared,
     check_solutions,
-    correctness,
     paid,
     stored_comparisons,
 )
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,8 +100,24 @@ class SolutionReward(Reward):
         return group
 
     def told(self, group: Solutions) -> dict[str, object]:
-        """Fields of the transcript about what was asked; by default none."""
-        return {}
+        """Fields of the transcript: what judge and scorer said, where they were asked."""
+        comparisons = None if group.comparisons is None else [asdict(each) for each in group.comparisons]
+        said = {
+            "comparisons": comparisons,
+            "gains": group.gains,
+            "judge_answer": group.judge_answer,
+            "rubric": group.rubric,
+        }
+        return {name: value for name, value in said.items() if value is not None}
+
+    def known(self, said: T | None, what: str) -> T:
+        """What judge or scorer said; a `ValueError` where it is not known."""
+        if said is None:
+            raise ValueError(
+                f"the reward {self.name!r} needs {what}, which is not known here; only conversations and samples that "
+                "were paid by it have it stored"
+            )
+        return said
 
     @abstractmethod
     def pay(self, group: Solutions) -> list[float]:
@@ -177,7 +194,7 @@ def stored_solutions(
 
 def _solutions_of(played: Played) -> Solutions:
     """Solutions of a conversation that was just played, by agent id; each with the reply that gave it."""
-    first_right, right = correctness(played)
+    first_right, right = played.correctness
     stored = stored_solutions(played.conversation, seed=played.seed, right=right, first_right=first_right)
     replies: dict[tuple[int, int, int], TokensWithLogprobs] = {}
     for seat, place in enumerate(played.protocol.seats(played.conversation.num_agents)):

@@ -281,7 +281,6 @@ class MultiAgentConversationEnvGroupBuilder(EnvGroupBuilder):
     _unpaid_seats: frozenset[int] = field(default=frozenset(), init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Reject a conversation that could not be held."""
         self.reward.check(self.protocol, self.num_agents)
         if self.reward.judge is not None and self.judge is None:
             raise ValueError(

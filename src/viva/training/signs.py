@@ -75,8 +75,8 @@ def signs(records: Iterable[ConversationRecord]) -> dict[str, float]:
             ]
             texts = texts_before(conversation, segment)
             votes += _count_ballots(counted, ballots, texts, by_voters=not answers)
-            for comparisons in label_comparisons(answers):
-                counted["order_flips"] += pair_flips(comparisons)
+            for answer in answers:
+                counted["order_flips"] += pair_flips(label_comparisons(answer))
         votes += _count_comparisons(counted, record.comparisons, conversation)
         counted["against_initial_judge"] += _against_initial_judge(
             votes, record.initial_judge_comparisons, conversation.final_solutions
