@@ -225,13 +225,6 @@ class Judge(ABC):
         judge.answers_first = False
         return judge
 
-    async def messages_for(
-        self, question: str, solution_a: str, solution_b: str, system_prompt: str, seed: int
-    ) -> list[Message]:
-        """The messages of one comparison, behind the judge's own answer if it answers first."""
-        judge = await self.for_question(question, seed)
-        return judge_messages(question, solution_a, solution_b, system_prompt, judge.own_answer)
-
 
 class NoValidComparisonsError(RuntimeError):
     """An agent has no valid matchup, so it has no reward; ``metrics`` are those of `judge_health`."""

@@ -28,12 +28,13 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from string import ascii_uppercase
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
-from viva.conversation.records import Reply, ReplyStatus
+from viva.conversation.records import Conversation, Reply, ReplyStatus
 from viva.judging.ballots import (
     Item,
     Outcome,
@@ -84,6 +85,15 @@ class RankingReply(Reply):
         if not self.preferences:
             return ReplyStatus.UNSTRUCTURED
         return ReplyStatus.REPAIRED if self.dropped else ReplyStatus.OK
+
+
+def ballots_by_segment(conversation: Conversation) -> dict[str, dict[int, tuple[Vote, ...]]]:
+    """Votes of all rankings by segment and voter; a ballot that could not be read is empty."""
+    found: dict[str, dict[int, tuple[Vote, ...]]] = {}
+    for turn in conversation.turns:
+        if isinstance(turn.response, RankingReply):
+            found.setdefault(turn.segment, {})[turn.agent_id] = turn.response.preferences
+    return found
 
 
 class _Chain(NamedTuple):
@@ -292,15 +302,7 @@ class LabelAnswer(BaseModel):
     @classmethod
     def of(cls, comparison: "Comparison", first: Item, second: Item) -> "LabelAnswer":
         """A judge's comparison of two items."""
-        return cls(
-            first=first,
-            second=second,
-            outcome=comparison.outcome,
-            score=comparison.score,
-            probabilities=comparison.probabilities,
-            off_set_mass=comparison.off_set_mass,
-            was_asked=comparison.was_asked,
-        )
+        return cls.model_validate({**asdict(comparison), "first": first, "second": second})
 
 
 class LabelBallot(RankingReply):

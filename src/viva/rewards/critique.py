@@ -23,7 +23,7 @@ from tinker_cookbook.rl.types import Metrics
 from viva.conversation.coordinator import gather_or_cancel
 from viva.conversation.protocol import Protocol
 from viva.conversation.records import Conversation, CritiqueReply, Revision, Turn
-from viva.judging.ballots import Ballots, Item, ballot_accuracy, ballot_health
+from viva.judging.ballots import Item, ballot_accuracy, ballot_health
 from viva.judging.comparison import (
     Comparison,
     Judge,
@@ -36,7 +36,7 @@ from viva.judging.comparison import (
     same_words,
 )
 from viva.judging.judge import JudgeOptions
-from viva.judging.ranking import LabelBallot, RankingReply
+from viva.judging.ranking import LabelBallot, RankingReply, ballots_by_segment
 from viva.judging.records import ConversationRecord
 from viva.rewards.base import (
     Earnings,
@@ -248,6 +248,7 @@ def review_votes(conversation: Conversation, judged: Judged) -> ReviewVotes:
     failed = {failure.agent_id for failure in conversation.failures}
     before, after = conversation.solutions("proposal"), conversation.solutions("revision")
     agents = tuple(agent_id for agent_id in sorted(after) if agent_id not in failed)
+    ballots = ballots_by_segment(conversation)
     sides = (initial, revised)
     duels = [
         duel_of(comparison, sides[comparison.first](agent_id), sides[comparison.second](agent_id))
@@ -257,29 +258,20 @@ def review_votes(conversation: Conversation, judged: Judged) -> ReviewVotes:
     texts: dict[Item, str] = {initial(agent_id): before[agent_id] for agent_id in agents}
     return ReviewVotes(
         agents=agents,
-        initial=ballots_of(conversation, "ranking"),
-        final=ballots_of(conversation, "verdict"),
+        initial=ballots.get("ranking", {}),
+        final=ballots.get("verdict", {}),
         targets={
             turn.agent_id: [critique.target for critique in turn.response.critiques]
             for turn in conversation.turns
             if isinstance(turn.response, CritiqueReply)
         },
-        across=ballots_of(conversation, "comparison"),
+        across=ballots.get("comparison", {}),
         duels=tuple(duel for duel in duels if duel is not None),
         final_is_sampled=not any(
             isinstance(turn.response, LabelBallot) for turn in conversation.turns if turn.segment == "verdict"
         ),
         texts=texts | {revised(agent_id): after[agent_id] for agent_id in agents},
     )
-
-
-def ballots_of(conversation: Conversation, segment: str) -> Ballots:
-    """Ballots of a segment by voter; one that could not be read is empty."""
-    return {
-        turn.agent_id: turn.response.preferences
-        for turn in conversation.turns
-        if turn.segment == segment and isinstance(turn.response, RankingReply)
-    }
 
 
 def _earned(

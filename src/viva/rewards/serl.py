@@ -20,12 +20,11 @@ its votes (-1 without a readable vote), critique nothing.
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from tinker_cookbook.rl.types import Metrics
 
 from viva.conversation.protocol import Protocol
-from viva.conversation.records import Conversation, Turn
+from viva.conversation.records import Conversation
 from viva.judging.ballots import Preference, Tie, Vote, pooled, sides_of
 from viva.judging.comparison import (
     Comparison,
@@ -37,9 +36,10 @@ from viva.judging.comparison import (
     pairs,
 )
 from viva.judging.judge import JudgeOptions
+from viva.judging.ranking import ballots_by_segment
 from viva.judging.records import ConversationRecord
 from viva.rewards.base import JudgedReward, Match, Played, Reward, Scored, paid, reply_credit
-from viva.rewards.critique import ballots_of, check_segments
+from viva.rewards.critique import check_segments
 from viva.rewards.solutions import Models, SolutionReward, Solutions
 
 LENGTH_BAND = 0.2
@@ -193,32 +193,30 @@ class SerlVotes(Reward):
     async def score(self, played: Played) -> Scored:
         """Count the ballots."""
         earned = self.earned(played.conversation)
-
-        def of(turn: Turn) -> float | None:
-            column = {"proposal": earned.initial, "revision": earned.final, "verdict": earned.judge}
-            return column[turn.segment].get(turn.agent_id) if turn.segment in column else None
-
+        first, judge = earned["proposal"], earned["verdict"]
         played.record["serl"] = {
-            agent: {"initial": earned.initial.get(agent), "final": score, "judge": earned.judge.get(agent)}
-            for agent, score in earned.final.items()
+            agent: {"initial": first.get(agent), "final": score, "judge": judge.get(agent)}
+            for agent, score in earned["revision"].items()
         }
-        rewards = {(agent, 0): total for agent, total in earned.totals.items()}
-        return paid(played, Scored(rewards=rewards, credit=reply_credit(played, of)))
+        credit = reply_credit(played, lambda turn: earned.get(turn.segment, {}).get(turn.agent_id))
+        rewards = {(agent, 0): total for agent, total in _totals(earned).items()}
+        return paid(played, Scored(rewards=rewards, credit=credit))
 
     def stored_pay(self, record: ConversationRecord, seed: int) -> dict[int, float]:
         """Revision and verdict together."""
         check_segments(self.name, record, _SEGMENTS)
-        return self.earned(record.conversation()).totals
+        return _totals(self.earned(record.conversation()))
 
-    def earned(self, conversation: Conversation) -> "SerlEarned":
-        """Earnings of solutions and ballots.
+    def earned(self, conversation: Conversation) -> dict[str, dict[int, float]]:
+        """Rewards of proposals, revisions and verdicts, by segment and agent.
 
         Raises:
             ValueError: If no vote could be read about the revision of an agent that finished.
         """
         final = conversation.final_solutions
         first = {each: text for each, text in conversation.solutions("proposal").items() if each in final}
-        blind, last = (ballots_of(conversation, name) for name in ("ranking", "verdict"))
+        ballots = ballots_by_segment(conversation)
+        blind, last = ballots.get("ranking", {}), ballots.get("verdict", {})
         scores = copeland(pooled(last), final, self.length_band)
         if unjudged := sorted(set(final) - set(scores)):
             raise ValueError(
@@ -227,26 +225,16 @@ class SerlVotes(Reward):
         judged = {
             voter: consistency(own, scores) if own else -1.0 for voter, own in last.items() if voter in final
         }
-        return SerlEarned(
-            initial=copeland(pooled(blind), first, self.length_band),
-            final=scores,
-            judge={voter: value for voter, value in judged.items() if value is not None},
-        )
+        return {
+            "proposal": copeland(pooled(blind), first, self.length_band),
+            "revision": scores,
+            "verdict": {voter: value for voter, value in judged.items() if value is not None},
+        }
 
 
-class SerlEarned(NamedTuple):
-    """Rewards of one conversation, by agent."""
-
-    initial: dict[int, float]
-    """Rewards of proposals that somebody voted on."""
-    final: dict[int, float]
-    judge: dict[int, float]
-    """Rewards of verdicts."""
-
-    @property
-    def totals(self) -> dict[int, float]:
-        """Revision and verdict together."""
-        return {agent: score + self.judge.get(agent, 0.0) for agent, score in self.final.items()}
+def _totals(earned: Mapping[str, Mapping[int, float]]) -> dict[int, float]:
+    """Revision and verdict together, by agent."""
+    return {agent: score + earned["verdict"].get(agent, 0.0) for agent, score in earned["revision"].items()}
 
 
 def serl_votes(*, length_band: float | None = LENGTH_BAND) -> SerlVotes:

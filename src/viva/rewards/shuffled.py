@@ -103,13 +103,11 @@ class Shuffled(SolutionReward):
 
     async def ask(self, group: Solutions, question: str, models: Models) -> Solutions:
         """As of the reward that is permuted."""
-        if not isinstance(self.of, SolutionReward):
-            return group
-        return await self.of.ask(group, question, models)
+        return await self._of_samples.ask(group, question, models)
 
     def told(self, group: Solutions) -> dict[str, object]:
         """As of the reward that is permuted."""
-        return self.of.told(group) if isinstance(self.of, SolutionReward) else {}
+        return self._of_samples.told(group)
 
     @property
     def pays_stored(self) -> bool:
@@ -123,16 +121,20 @@ class Shuffled(SolutionReward):
 
     def pay(self, group: Solutions) -> list[float]:
         """The other's, permuted."""
+        return permuted(self._of_samples.pay(group), group.seed)
+
+    def figures(self, group: Solutions) -> Metrics:
+        """As of the reward that is permuted."""
+        return self._of_samples.figures(group)
+
+    @property
+    def _of_samples(self) -> SolutionReward:
         if not isinstance(self.of, SolutionReward):
             raise ValueError(
                 f"the reward {self.of.name!r} pays conversations; of samples or stored solutions shuffle answers, "
                 "majority or log_probability"
             )
-        return permuted(self.of.pay(group), group.seed)
-
-    def figures(self, group: Solutions) -> Metrics:
-        """As of the reward that is permuted."""
-        return self.of.figures(group) if isinstance(self.of, SolutionReward) else {}
+        return self.of
 
     async def score(self, played: Played) -> Scored:
         """Ask the other, then permute the rewards of agents, and those of spans within their stream and round.

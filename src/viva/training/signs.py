@@ -40,7 +40,7 @@ from viva.judging.ballots import (
     sides_of,
 )
 from viva.judging.comparison import Outcome, label_comparisons, pair_flips, rank_correlation
-from viva.judging.ranking import LabelBallot, RankingReply
+from viva.judging.ranking import LabelBallot, ballots_by_segment
 from viva.judging.records import ComparisonRecord, ConversationRecord
 
 _TextVote: TypeAlias = tuple[str, str, float]
@@ -89,15 +89,6 @@ def signs(records: Iterable[ConversationRecord]) -> dict[str, float]:
     return means | _entropies(
         [text for record in known for text in record.conversation().final_solutions.values()]
     )
-
-
-def ballots_by_segment(conversation: Conversation) -> dict[str, dict[int, tuple[Vote, ...]]]:
-    """Votes of all rankings by segment and voter, empty ballots included."""
-    found: dict[str, dict[int, tuple[Vote, ...]]] = {}
-    for turn in conversation.turns:
-        if isinstance(turn.response, RankingReply):
-            found.setdefault(turn.segment, {})[turn.agent_id] = turn.response.preferences
-    return found
 
 
 def texts_before(conversation: Conversation, segment: str) -> dict[Item, str]:
