@@ -96,7 +96,7 @@ class Scored:
 
 
 class Reward(ABC):
-    """A rule that pays the agents of a conversation."""
+    """A rule that pays the agents of a conversation; one that wraps another needs what that one needs."""
 
     name: str
 
@@ -112,39 +112,39 @@ class Reward(ABC):
     @property
     def judge(self) -> JudgeOptions | None:
         """The judge it needs, if it needs one."""
-        return None
+        return None if self.inner is self else self.inner.judge
 
     def judged_by(self, judge: JudgeOptions) -> "Reward":
         """The same reward with another judge; itself, if it needs none."""
-        return self
+        return self if self.inner is self else self.around(self.inner.judged_by(judge))
 
     @property
     def judge_task(self) -> JudgeTask:
         """The task of its judge, if it needs one; by default it compares."""
-        return "compare"
+        return "compare" if self.inner is self else self.inner.judge_task
 
     @property
     def scorer(self) -> ScorerOptions | None:
         """The scorer it needs, if it needs one."""
-        return None
+        return None if self.inner is self else self.inner.scorer
 
     def scored_by(self, scorer: ScorerOptions) -> "Reward":
         """The same reward with another scorer; itself, if it needs none."""
-        return self
+        return self if self.inner is self else self.around(self.inner.scored_by(scorer))
 
     def matches(self, protocol: Protocol, num_agents: int) -> list[Match]:
         """The comparisons that its judge makes of a conversation in which all solutions differ."""
-        return []
+        return [] if self.inner is self else self.inner.matches(protocol, num_agents)
 
     @property
     def needs_answers(self) -> bool:
         """Whether it looks at the known answer; by default not."""
-        return False
+        return self.inner is not self and self.inner.needs_answers
 
     @property
     def agents_compare(self) -> bool:
         """Whether agents compare revised with first solutions, in a round of critique self-play that is for it."""
-        return False
+        return self.inner is not self and self.inner.agents_compare
 
     def check(self, protocol: Protocol, num_agents: int) -> None:
         """Refuse a protocol whose conversations it cannot pay, with a `ValueError` that says what to change."""
@@ -156,12 +156,14 @@ class Reward(ABC):
 
     def new_record(self, protocol: Protocol, judge: Judge | None) -> dict[str, object]:
         """Fields of the transcript that are there even if nothing can be scored."""
+        if self.inner is not self:
+            return self.inner.new_record(protocol, judge)
         return {} if judge is None else {"judge": judge.described()}
 
     @property
     def pays_stored(self) -> bool:
         """Whether it pays conversations that are read back from transcripts, see `stored_pay`; by default it does."""
-        return True
+        return self.inner is self or self.inner.pays_stored
 
     def stored_pay(self, record: ConversationRecord, seed: int) -> dict[int, float]:
         """Rewards by agent of a stored conversation, by its own rules where it has any; some agents may have none.
@@ -201,6 +203,12 @@ class JudgedReward(Reward):
     def judged_by(self, judge: JudgeOptions) -> Self:
         """The same reward by another judge."""
         return replace(self, judge_options=judge)
+
+    def asked(self, judge: Judge | None) -> Judge:
+        """The judge that was made by the options; a `ValueError` if there is none."""
+        if judge is None:
+            raise ValueError(f"the reward {self.name!r} needs a judge; got none")
+        return judge
 
 
 def stored_comparisons(record: ConversationRecord) -> dict[int | None, list[Comparison]]:

@@ -148,7 +148,8 @@ class Comas(Reward):
 def _earnings(turn: Turn, tokens_T: Sequence[int], earned: ComasEarned, renderer: Renderer) -> Earnings:
     """Token ranges of one reply and what each earned."""
     if isinstance(turn.response, CritiqueReply):
-        return critique_earnings(turn, tokens_T, earned.critique[turn.agent_id], renderer)
+        paid = earned.critique[turn.agent_id]
+        return critique_earnings(turn.response, turn.text, tokens_T, paid, renderer)
     column = {"proposal": earned.proposal, "revision": earned.revision, "verdict": earned.verdict}
     return whole_reply(tokens_T, column.get(turn.segment, {}).get(turn.agent_id))
 

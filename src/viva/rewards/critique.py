@@ -291,18 +291,16 @@ def _earned(
     if rules.diag_credit == "reply":
         has_target = any(critique.target in paid for critique in turn.response.critiques)
         return whole_reply(tokens_T, scores.r_diag[agent_id] if has_target else None)
-    return critique_earnings(turn, tokens_T, paid, renderer)
+    return critique_earnings(turn.response, turn.text, tokens_T, paid, renderer)
 
 
 def critique_earnings(
-    turn: Turn, tokens_T: Sequence[int], paid: Mapping[int, float], renderer: Renderer
+    reply: CritiqueReply, text: str, tokens_T: Sequence[int], paid: Mapping[int, float], renderer: Renderer
 ) -> Earnings:
     """The tokens of each critique in a reply, and the reward of its target; those of other targets earn nothing."""
-    if not isinstance(turn.response, CritiqueReply):
-        return []
-    critiques = [critique for critique in turn.response.critiques if critique.target in paid]
+    critiques = [critique for critique in reply.critiques if critique.target in paid]
     ranges = [(critique.start, critique.stop) for critique in critiques]
-    found = token_ranges(renderer, tokens_T, turn.text, ranges)
+    found = token_ranges(renderer, tokens_T, text, ranges)
     return [
         (*span, paid[critique.target])
         for critique, span in zip(critiques, found, strict=True)

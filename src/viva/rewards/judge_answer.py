@@ -45,10 +45,9 @@ class JudgeAnswer(JudgedReward, SolutionReward):
 
     async def ask(self, group: Solutions, question: str, models: Models) -> Solutions:
         """The solutions with the judge's own; what engines and endpoints raise passes through."""
-        if models.judge is None:
-            raise ValueError(f"the reward {self.name!r} needs a judge; got none")
+        judge = self.asked(models.judge)
         messages = [*system_messages(models.system_prompt), Message(role="user", content=question)]
-        return replace(group, judge_answer=await models.judge.answer(messages, group.seed))
+        return replace(group, judge_answer=await judge.answer(messages, group.seed))
 
     def pay(self, group: Solutions) -> list[float]:
         """1 for the same answer, else 0."""

@@ -51,12 +51,11 @@ class Rubric(JudgedReward, SolutionReward):
             JudgeError: If the judge fails. What engines and endpoints raise passes through.
             ValueError: If there is no judge.
         """
-        if models.judge is None:
-            raise ValueError(f"the reward {self.name!r} needs a judge; got none")
+        judge = self.asked(models.judge)
         texts = list(dict.fromkeys(group.final_G))
         rng = random.Random(group.seed)
         with remembering({}):
-            judge = await models.judge.for_question(question, group.seed)
+            judge = await judge.for_question(question, group.seed)
             scores = await gather_or_cancel(
                 judge.score(question, text, each.text, rng.getrandbits(31))
                 for text in texts

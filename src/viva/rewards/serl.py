@@ -130,10 +130,8 @@ class Serl(JudgedReward, SolutionReward):
 
     async def ask(self, group: Solutions, question: str, models: Models) -> Solutions:
         """The comparisons of all pairs."""
-        if models.judge is None:
-            raise ValueError(f"the reward {self.name!r} needs a judge; got none")
-        both = TournamentPattern.ALL_PAIRS_BOTH_WAYS
-        comparisons = await models.judge.tournament(question, group.by_id(), both, group.seed)
+        judge, both = self.asked(models.judge), TournamentPattern.ALL_PAIRS_BOTH_WAYS
+        comparisons = await judge.tournament(question, group.by_id(), both, group.seed)
         return replace(group, comparisons=tuple(comparisons))
 
     def pay(self, group: Solutions) -> list[float]:
