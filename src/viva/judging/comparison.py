@@ -19,7 +19,7 @@ from tinker_cookbook.renderers.base import Message
 from viva.conversation.coordinator import gather_or_cancel
 from viva.conversation.guard import remembering
 from viva.conversation.protocol import quote, shown_solution
-from viva.judging.ballots import Outcome
+from viva.judging.ballots import Outcome, Preference, cycles
 from viva.judging.ranking import LabelBallot
 
 JUDGE_SYSTEM_PROMPT = """\
@@ -387,12 +387,7 @@ def _order_effects(comparisons: Sequence[Comparison]) -> dict[str, float]:
 
 def _cycles(comparisons: Sequence[Comparison]) -> dict[str, float]:
     margin = _margins(comparisons)
-    agents = sorted({agent_id for pair in margin for agent_id in pair})
-    cyclic: list[bool] = []
-    for a, b, c in itertools.combinations(agents, 3):
-        around = [margin.get(pair, 0.0) for pair in ((a, b), (b, c), (c, a))]
-        if all(around):
-            cyclic.append(len({value > 0 for value in around}) == 1)
+    cyclic = [*cycles({frozenset(pair): Preference(*pair) for pair, lead in margin.items() if lead > 0})]
     return {"judge/cyclic_triads": sum(cyclic) / len(cyclic)} if cyclic else {}
 
 

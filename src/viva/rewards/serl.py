@@ -18,14 +18,14 @@ its votes (-1 without a readable vote), critique nothing.
 """
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tinker_cookbook.rl.types import Metrics
 
 from viva.conversation.protocol import Protocol
 from viva.conversation.records import Conversation
-from viva.judging.ballots import Preference, Tie, Vote, pooled, sides_of
+from viva.judging.ballots import Preference, Tie, Vote, pooled, sides_among
 from viva.judging.comparison import (
     Comparison,
     Outcome,
@@ -71,7 +71,7 @@ def copeland(
     """
     points: dict[int, list[float]] = {each: [] for each in texts}
     for vote in judgements:
-        if vote is None or (pair := _pair(vote, texts)) is None:
+        if vote is None or (pair := sides_among(vote, texts)) is None:
             continue
         one, other = pair
         won = 1.0 if isinstance(vote, Preference) else 0.5
@@ -87,21 +87,13 @@ def _worth(winner: str, loser: str, band: float | None) -> float:
     return other / own if other * (1 - band) < own < other * (1 + band) else 0.0
 
 
-def _pair(vote: Vote, known: Collection[int]) -> tuple[int, int] | None:
-    """The sides of a vote, the winner first; ``None`` if one of them is not known."""
-    one, other = sides_of(vote)
-    if isinstance(one, int) and isinstance(other, int) and one in known and other in known:
-        return one, other
-    return None
-
-
 def consistency(judgements: Sequence[Vote | None], scores: Mapping[int, float]) -> float | None:
     """The judge's reward, the mean over judgements; ``None`` if there is none about answers with a score."""
     values: list[float] = []
     for vote in judgements:
         if vote is None:
             values.append(-1.0)
-        elif (pair := _pair(vote, scores)) is not None:
+        elif (pair := sides_among(vote, scores)) is not None:
             lead = scores[pair[0]] - scores[pair[1]] if isinstance(vote, Preference) else 0.0
             values.append(math.copysign(1.0, lead) if lead else 0.0)
     return math.fsum(values) / len(values) if values else None
