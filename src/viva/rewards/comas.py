@@ -20,30 +20,18 @@ is a ranking. Two separate fits would not let critique change s, so the fit must
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from tinker_cookbook.renderers.base import Renderer
-
 from viva.conversation.protocol import Protocol
-from viva.conversation.records import CritiqueReply, Turn
 from viva.judging.judge import JudgeOptions
 from viva.judging.records import ConversationRecord
-from viva.rewards.base import (
-    Earnings,
-    Match,
-    Played,
-    Reward,
-    Scored,
-    paid,
-    segment_credit,
-    whole_reply,
-)
+from viva.rewards.base import Match, Played, Reward, Scored, paid
 from viva.rewards.critique import (
     SEGMENTS,
     PeerReview,
     check_segments,
-    critique_earnings,
+    review_credit,
     review_votes,
     revision_judge_figures,
     stored_votes,
@@ -112,9 +100,8 @@ class Comas(Reward):
         judged = await self.review.judged(played)
         earned = self.earned(review_votes(played.conversation, judged))
         weights = dict.fromkeys(played.protocol.streams, 1.0)
-        credit = segment_credit(
-            played, lambda turn, tokens_T: _earnings(turn, tokens_T, earned, played.renderer), weights
-        )
+        replies = {"proposal": earned.proposal, "revision": earned.revision, "verdict": earned.verdict}
+        credit = review_credit(played, replies, earned.critique, weights)
         rewards = {(agent_id, 0): earned.total(agent_id) for agent_id in played.agents}
         scored = paid(played, Scored(rewards=rewards, credit=credit))
         figures = revision_judge_figures(judged, *played.correctness)
@@ -143,15 +130,6 @@ class Comas(Reward):
                 if voter in worth
             },
         )
-
-
-def _earnings(turn: Turn, tokens_T: Sequence[int], earned: ComasEarned, renderer: Renderer) -> Earnings:
-    """Token ranges of one reply and what each earned."""
-    if isinstance(turn.response, CritiqueReply):
-        paid = earned.critique[turn.agent_id]
-        return critique_earnings(turn.response, turn.text, tokens_T, paid, renderer)
-    column = {"proposal": earned.proposal, "revision": earned.revision, "verdict": earned.verdict}
-    return whole_reply(tokens_T, column.get(turn.segment, {}).get(turn.agent_id))
 
 
 def comas(*, judge: JudgeOptions | None = None) -> Comas:

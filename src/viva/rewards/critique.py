@@ -17,7 +17,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
-from tinker_cookbook.renderers.base import Renderer
 from tinker_cookbook.rl.types import Metrics
 
 from viva.conversation.coordinator import gather_or_cancel
@@ -50,7 +49,7 @@ from viva.rewards.base import (
     truth_metrics,
     whole_reply,
 )
-from viva.rewards.credit import token_ranges
+from viva.rewards.credit import GroupCredit, token_ranges
 from viva.rewards.review import (
     STREAMS,
     ReviewRules,
@@ -144,10 +143,12 @@ class PeerReview(Reward):
         judged = await self.judged(played)
         votes = review_votes(conversation, judged)
         scores = score_review(votes, self.rules)
-        credit = segment_credit(
+        credit = review_credit(
             played,
-            lambda turn, tokens_T: _earned(turn, scores, self.rules, tokens_T, played.renderer),
+            {"proposal": scores.r_sol_initial, "revision": scores.r_sol, "verdict": scores.r_meta},
+            scores.r_diag_by_target,
             self.rules.weights,
+            by_reply=self.rules.diag_credit == "reply",
         )
         correct = played.graded(conversation.solutions("revision"))
         correct_initial = played.graded(conversation.solutions("proposal"))
@@ -274,38 +275,36 @@ def review_votes(conversation: Conversation, judged: Judged) -> ReviewVotes:
     )
 
 
-def _earned(
-    turn: Turn, scores: ReviewScores, rules: ReviewRules, tokens_T: Sequence[int], renderer: Renderer
-) -> Earnings:
-    """Token ranges of one reply and what each earned."""
-    agent_id = turn.agent_id
-    if not isinstance(turn.response, CritiqueReply):
-        streams = {
-            "proposal": scores.r_sol_initial,
-            "revision": scores.r_sol,
-            "verdict": scores.r_meta,
-        }
-        # a critic's call of a tool earns nothing
-        return whole_reply(tokens_T, streams[turn.segment][agent_id] if turn.segment in streams else None)
-    paid = scores.r_diag_by_target[agent_id]
-    if rules.diag_credit == "reply":
-        has_target = any(critique.target in paid for critique in turn.response.critiques)
-        return whole_reply(tokens_T, scores.r_diag[agent_id] if has_target else None)
-    return critique_earnings(turn.response, turn.text, tokens_T, paid, renderer)
+def review_credit(
+    played: Played,
+    replies: Mapping[str, Mapping[int, float | None]],
+    critiques: Mapping[int, Mapping[int, float]],
+    weights: Mapping[str, float],
+    *,
+    by_reply: bool = False,
+) -> GroupCredit:
+    """Credit on whole replies by segment and agent, and on the tokens of each critique by critic and target.
 
+    Critiques of other targets earn nothing, and neither do a critic's calls of tools. With ``by_reply``, where all
+    targets of a critic are worth the same, all tokens of its reply earn that.
+    """
 
-def critique_earnings(
-    reply: CritiqueReply, text: str, tokens_T: Sequence[int], paid: Mapping[int, float], renderer: Renderer
-) -> Earnings:
-    """The tokens of each critique in a reply, and the reward of its target; those of other targets earn nothing."""
-    critiques = [critique for critique in reply.critiques if critique.target in paid]
-    ranges = [(critique.start, critique.stop) for critique in critiques]
-    found = token_ranges(renderer, tokens_T, text, ranges)
-    return [
-        (*span, paid[critique.target])
-        for critique, span in zip(critiques, found, strict=True)
-        if span is not None
-    ]
+    def earned(turn: Turn, tokens_T: Sequence[int]) -> Earnings:
+        if not isinstance(turn.response, CritiqueReply):
+            return whole_reply(tokens_T, replies.get(turn.segment, {}).get(turn.agent_id))
+        paid = critiques[turn.agent_id]
+        found = [critique for critique in turn.response.critiques if critique.target in paid]
+        if by_reply:
+            return whole_reply(tokens_T, paid[found[0].target] if found else None)
+        ranges = [(critique.start, critique.stop) for critique in found]
+        spans = token_ranges(played.renderer, tokens_T, turn.text, ranges)
+        return [
+            (*span, paid[critique.target])
+            for critique, span in zip(found, spans, strict=True)
+            if span is not None
+        ]
+
+    return segment_credit(played, earned, weights)
 
 
 def _metrics(
