@@ -368,24 +368,19 @@ def _health(conversation: Conversation, votes: ReviewVotes) -> Metrics:
         ("ranking", votes.initial, "proposal"),
         ("verdict", votes.final, "revision"),
     ):
+        replies = [
+            (turn.agent_id, turn.response)
+            for turn in conversation.turns
+            if turn.segment == name and isinstance(turn.response, RankingReply)
+        ]
         figures = ballot_health(
             ballots,
             forward=[voter for voter in ballots if voter % 2 == 0],
             # also of agents that failed later: they were voted on
             lengths={agent_id: len(text) for agent_id, text in conversation.solutions(segment).items()},
-            unreadable=[
-                turn.agent_id
-                for turn in conversation.turns
-                if turn.segment == name
-                and isinstance(turn.response, RankingReply)
-                and turn.response.dropped.get("unreadable")
-            ],
+            unreadable=[voter for voter, reply in replies if reply.dropped.get("unreadable")],
         )
-        labelled = [
-            turn.response
-            for turn in conversation.turns
-            if turn.segment == name and isinstance(turn.response, LabelBallot)
-        ]
+        labelled = [reply for _, reply in replies if isinstance(reply, LabelBallot)]
         if labelled:
             figures = _means(judge_health(label_comparisons(each)) for each in labelled) | figures
             figures.pop("order_flips", None)  # each voter saw both orders
