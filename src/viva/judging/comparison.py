@@ -332,29 +332,25 @@ def judge_health(comparisons: Sequence[Comparison]) -> dict[str, float]:
     if not comparisons:
         return {}
     asked = [comparison for comparison in comparisons if comparison.was_asked]
-    metrics = {"judge/identical_rate": 1.0 - len(asked) / len(comparisons)}
-    if not asked:
-        return metrics
-    metrics |= {
-        f"judge/{name}_rate": sum(comparison.outcome is outcome for comparison in asked) / len(asked)
-        for name, outcome in _RATES.items()
+    both = _in_both_orders(asked)
+    decided = {frozenset(pair): Preference(*pair) for pair, lead in _margins(asked).items() if lead > 0}
+    columns: dict[str, Sequence[float]] = {
+        "preference_A_rate": [c.outcome is Outcome.A for c in asked],
+        "preference_B_rate": [c.outcome is Outcome.B for c in asked],
+        "tie_rate": [c.outcome is Outcome.TIE for c in asked],
+        "invalid_rate": [c.outcome is Outcome.INVALID for c in asked],
+        "position_bias": pair_flips(asked),
+        "disagreement": [one.outcome is not _SEEN_FROM_THE_OTHER_SIDE[other.outcome] for one, other in both],
+        "order_gap": [abs((one.score or 0.0) + (other.score or 0.0)) / 2 for one, other in both],
+        "confidence": [abs(c.score) for c in asked if c.score is not None],
+        "off_set_mass": [c.off_set_mass for c in asked if c.off_set_mass is not None],
+        "cyclic_triads": list(cycles(decided)),
     }
-    metrics |= _order_effects(asked)
-    scores = [abs(c.score) for c in asked if c.score is not None]
-    if scores:
-        metrics["judge/confidence"] = math.fsum(scores) / len(scores)
-    off_set = [c.off_set_mass for c in asked if c.off_set_mass is not None]
-    if off_set:
-        metrics["judge/off_set_mass"] = math.fsum(off_set) / len(off_set)
-    return metrics | _cycles(asked)
+    return {"judge/identical_rate": 1.0 - len(asked) / len(comparisons)} | {
+        f"judge/{name}": math.fsum(column) / len(column) for name, column in columns.items() if column
+    }
 
 
-_RATES = {
-    "preference_A": Outcome.A,
-    "preference_B": Outcome.B,
-    "tie": Outcome.TIE,
-    "invalid": Outcome.INVALID,
-}
 _SEEN_FROM_THE_OTHER_SIDE = {Outcome.A: Outcome.B, Outcome.B: Outcome.A, Outcome.TIE: Outcome.TIE}
 
 
@@ -369,26 +365,6 @@ def pair_flips(comparisons: Sequence[Comparison]) -> list[float]:
         float(one.outcome is other.outcome is not Outcome.TIE)
         for one, other in _in_both_orders([each for each in comparisons if each.was_asked])
     ]
-
-
-def _order_effects(comparisons: Sequence[Comparison]) -> dict[str, float]:
-    both = _in_both_orders(comparisons)
-    if not both:
-        return {}
-    flips = pair_flips(comparisons)
-    differs = [one.outcome is not _SEEN_FROM_THE_OTHER_SIDE[other.outcome] for one, other in both]
-    gaps = [abs((one.score or 0.0) + (other.score or 0.0)) / 2 for one, other in both]
-    return {
-        "judge/position_bias": sum(flips) / len(both),
-        "judge/disagreement": sum(differs) / len(both),
-        "judge/order_gap": math.fsum(gaps) / len(both),
-    }
-
-
-def _cycles(comparisons: Sequence[Comparison]) -> dict[str, float]:
-    margin = _margins(comparisons)
-    cyclic = [*cycles({frozenset(pair): Preference(*pair) for pair, lead in margin.items() if lead > 0})]
-    return {"judge/cyclic_triads": sum(cyclic) / len(cyclic)} if cyclic else {}
 
 
 def _margins(comparisons: Iterable[Comparison]) -> dict[tuple[int, int], float]:
