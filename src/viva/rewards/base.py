@@ -344,8 +344,8 @@ def agent_pay(played: Played, rewards: Mapping[int, float]) -> Scored:
     )
 
 
-def paid(played: Played, scored: Scored) -> Scored:
-    """The pay with the metrics that every reward can give, and told to the transcript."""
+def paid(played: Played, scored: Scored, figures: Metrics | None = None) -> Scored:
+    """The pay with the metrics that every reward can give, and the reward's own of all, and told to the transcript."""
     first, correct = played.correctness
     truth = truth_metrics(first, correct)
     totals = {agent_id: scored.rewards[agent_id, 0] for agent_id in played.agents}
@@ -355,7 +355,7 @@ def paid(played: Played, scored: Scored) -> Scored:
         played.record["correct_initial"] = first
     solvers = {agent_id: totals[agent_id] for agent_id in correct or {}}  # an agent may give no solution
     gap = reward_truth_gap(solvers, correct or {})
-    shared: Metrics = {} if gap is None else {"reward_truth_gap": gap}
+    shared: Metrics = ({} if gap is None else {"reward_truth_gap": gap}) | (figures or {})
     metrics = {
         agent_id: spoken(played.conversation, agent_id)
         | {f"agent_{agent_id}/reward": total}

@@ -103,9 +103,8 @@ class Comas(Reward):
         replies = {"proposal": earned.proposal, "revision": earned.revision, "verdict": earned.verdict}
         credit = review_credit(played, replies, earned.critique, weights)
         rewards = {(agent_id, 0): earned.total(agent_id) for agent_id in played.agents}
-        scored = paid(played, Scored(rewards=rewards, credit=credit))
         figures = revision_judge_figures(judged, *played.correctness)
-        return replace(scored, metrics={agent: own | figures for agent, own in scored.metrics.items()})
+        return paid(played, Scored(rewards=rewards, credit=credit), figures)
 
     def stored_pay(self, record: ConversationRecord, seed: int) -> dict[int, float]:
         """The sums of all that agents earn."""

@@ -142,9 +142,7 @@ class SolutionReward(Reward):
         group = await self.ask(_solutions_of(played), question, Models(played.judge, played.scorer))
         played.record.update(self.told(group))
         rewards = dict(zip(played.agents, self.pay(group), strict=True))
-        scored = paid(played, self.credited(played, rewards))
-        shared = self.figures(group)
-        return replace(scored, metrics={agent: own | shared for agent, own in scored.metrics.items()})
+        return paid(played, self.credited(played, rewards), self.figures(group))
 
     def stored_pay(self, record: ConversationRecord, seed: int) -> dict[int, float]:
         """The final solutions' rewards."""
