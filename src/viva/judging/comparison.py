@@ -19,7 +19,7 @@ from tinker_cookbook.renderers.base import Message
 from viva.conversation.coordinator import gather_or_cancel
 from viva.conversation.guard import remembering
 from viva.conversation.protocol import quote, shown_solution
-from viva.judging.ballots import Outcome, Preference, cycles
+from viva.judging.ballots import Item, Outcome, Preference, cycles
 from viva.judging.ranking import LabelBallot
 
 JUDGE_SYSTEM_PROMPT = """\
@@ -333,7 +333,9 @@ def judge_health(comparisons: Sequence[Comparison]) -> dict[str, float]:
         return {}
     asked = [comparison for comparison in comparisons if comparison.was_asked]
     both = _in_both_orders(asked)
-    decided = {frozenset(pair): Preference(*pair) for pair, lead in _margins(asked).items() if lead > 0}
+    decided: dict[frozenset[Item], Preference] = {
+        frozenset(pair): Preference(*pair) for pair, lead in _margins(asked).items() if lead > 0
+    }
     columns: dict[str, Sequence[float]] = {
         "preference_A_rate": [c.outcome is Outcome.A for c in asked],
         "preference_B_rate": [c.outcome is Outcome.B for c in asked],
