@@ -149,9 +149,7 @@ class SolutionReward(Reward):
         if record.protocol == "problem" and not self.pays_samples:
             raise ValueError(f"the reward {self.name!r} pays conversations, and these are plain samples")
         group = replace(
-            stored_solutions(
-                record.conversation(), seed=seed, right=record.correct, first_right=record.correct_initial
-            ),
+            _stored_solutions(record.conversation(), (record.correct_initial, record.correct), seed),
             comparisons=stored_comparisons(record).get(None),
             gains=record.gains,
             judge_answer=record.judge_answer,
@@ -164,36 +162,34 @@ class SolutionReward(Reward):
         return agent_pay(played, rewards)
 
 
-def stored_solutions(
-    conversation: Conversation,
-    *,
-    seed: int,
-    right: Mapping[int, bool] | None,
-    first_right: Mapping[int, bool] | None,
+def _stored_solutions(
+    conversation: Conversation, correctness: Sequence[Mapping[int, bool] | None], seed: int
 ) -> Solutions:
-    """The solutions of a stored conversation, by agent id, without their logprobs; all count as finished."""
+    """The solutions of a stored conversation, by agent id, without their logprobs; all count as finished.
+
+    Correctness is that of the first and of the final ones.
+    """
     check_solutions(conversation, "solutions are scored")
     final, first = conversation.final_solutions, conversation.first_solutions
-    graded_G, first_graded_G = (
-        None if known is None else [float(known[agent_id]) for agent_id in sorted(final)]
-        for known in (right, first_right)
+    agents = sorted(final)
+    first_graded_G, graded_G = (
+        None if known is None else [float(known[agent_id]) for agent_id in agents] for known in correctness
     )
     return Solutions(
-        final_G=[final[agent_id] for agent_id in sorted(final)],
-        first_G=[first[agent_id] for agent_id in sorted(final)],
-        finished_G=[True] * len(final),
+        final_G=[final[agent_id] for agent_id in agents],
+        first_G=[first[agent_id] for agent_id in agents],
+        finished_G=[True] * len(agents),
         logprobs_G_T=None,
         graded_G=graded_G,
         seed=seed,
         first_graded_G=first_graded_G,
-        agents_G=sorted(final),
+        agents_G=agents,
     )
 
 
 def _solutions_of(played: Played) -> Solutions:
     """Solutions of a conversation that was just played, by agent id; each with the reply that gave it."""
-    first_right, right = played.correctness
-    stored = stored_solutions(played.conversation, seed=played.seed, right=right, first_right=first_right)
+    stored = _stored_solutions(played.conversation, played.correctness, played.seed)
     replies: dict[tuple[int, int, int], TokensWithLogprobs] = {}
     for seat, place in enumerate(played.protocol.seats(played.conversation.num_agents)):
         turns = played.conversation.sampled_turns(*place)
