@@ -204,8 +204,8 @@ class JudgedReward(Reward):
         """The same reward by another judge."""
         return replace(self, judge_options=judge)
 
-    def asked(self, judge: Judge | None) -> Judge:
-        """The judge that was made by the options; a `ValueError` if there is none."""
+    def needed(self, judge: Judge | None) -> Judge:
+        """The judge that it needs; a `ValueError` if none is given."""
         if judge is None:
             raise ValueError(f"the reward {self.name!r} needs a judge; got none")
         return judge

@@ -45,7 +45,7 @@ class JudgeAnswer(JudgedReward, SolutionReward):
 
     async def ask(self, group: Solutions, question: str, models: Models) -> Solutions:
         """The solutions with the judge's own; what engines and endpoints raise passes through."""
-        judge = self.asked(models.judge)
+        judge = self.needed(models.judge)
         messages = [*system_messages(models.system_prompt), Message(role="user", content=question)]
         return replace(group, judge_answer=await judge.answer(messages, group.seed))
 

@@ -66,7 +66,7 @@ class Tournament(JudgedReward):
     async def score(self, played: Played) -> Scored:
         """Judge the final solutions."""
         self.check_played(played.conversation)
-        judge, solutions = self.asked(played.judge), played.conversation.final_solutions
+        judge, solutions = self.needed(played.judge), played.conversation.final_solutions
         question = played.conversation.question
         comparisons = await judge.tournament(question, solutions, self.pattern, played.seed)
         played.record["comparisons"] = [asdict(comparison) for comparison in comparisons]

@@ -51,7 +51,7 @@ class Rubric(JudgedReward, SolutionReward):
             JudgeError: If the judge fails. What engines and endpoints raise passes through.
             ValueError: If there is no judge.
         """
-        judge = self.asked(models.judge)
+        judge = self.needed(models.judge)
         texts = list(dict.fromkeys(group.final_G))
         rng = random.Random(group.seed)
         with remembering({}):

@@ -122,7 +122,7 @@ class Serl(JudgedReward, SolutionReward):
 
     async def ask(self, group: Solutions, question: str, models: Models) -> Solutions:
         """The comparisons of all pairs."""
-        judge, both = self.asked(models.judge), TournamentPattern.ALL_PAIRS_BOTH_WAYS
+        judge, both = self.needed(models.judge), TournamentPattern.ALL_PAIRS_BOTH_WAYS
         comparisons = await judge.tournament(question, group.by_id(), both, group.seed)
         return replace(group, comparisons=tuple(comparisons))
 
