@@ -27,7 +27,7 @@ from pathlib import Path
 
 from viva.judging.ballots import Preference, divided
 from viva.judging.bradley_terry import Duel
-from viva.rewards.critique import review_votes, stored_judged
+from viva.rewards.critique import stored_votes
 from viva.rewards.review import PRESETS, ReviewVotes, initial, revised, score_review
 from viva.view.files import iter_transcripts
 
@@ -133,7 +133,7 @@ def stored(folders: Sequence[Path]) -> Iterator[str]:
         for _, transcript in iter_transcripts(folder, []):
             record = transcript.record
             if record is not None and record.streams and record.correct and record.correct_initial:
-                votes = review_votes(record.conversation(), stored_judged(record))
+                votes = stored_votes(record, ROBUST)
                 change = {a: int(record.correct[a]) - int(record.correct_initial[a]) for a in votes.agents}
                 found.append((votes, change))
     yield f"\n{len(found)} stored conversations: mean paid (share of gains paid), by what became of the solution"

@@ -47,10 +47,10 @@ from solved import solutions
 from view_runs import transcript
 
 from viva.conversation.records import Critique, CritiqueReply
-from viva.judging.ballots import divided
+from viva.judging.ballots import Preference, divided
 from viva.judging.comparison import Comparison, Outcome
 from viva.recipes.config import make_options
-from viva.rewards.serl import LENGTH_BAND, PairComparison, copeland
+from viva.rewards.serl import LENGTH_BAND, copeland
 from viva.tiny.tasks import answer_of, worked_solution
 
 
@@ -343,7 +343,7 @@ def test_the_traps_solution_is_shorter_than_the_right_one_by_more_than_serl_lets
     assert len(problems) == 165
     assert LENGTH_BAND < 0.21 < min(shorter) < max(shorter) < 0.29
     for winner in (0, 1):
-        won = [PairComparison(first=0, second=1, winner=winner)]
+        won = [Preference(winner, 1 - winner)]
         assert all(copeland(won, each) == {0: 0.0, 1: 0.0} for each in texts)
         assert copeland(won, texts[0], band=None)[winner] == 1.0
 

@@ -7,9 +7,10 @@ is the first of them without points for ties: as answers in the same words tie, 
 from dataclasses import dataclass
 from statistics import fmean
 
+from viva.judging.comparison import Outcome
 from viva.judging.judge import JudgeOptions
 from viva.rewards import serl
-from viva.rewards.serl import Serl, judgements_of
+from viva.rewards.serl import Serl
 from viva.rewards.solutions import Solutions
 
 BETTER_JUDGE = "tiny"
@@ -23,10 +24,13 @@ class WinsAlone(Serl):
     def pay(self, group: Solutions) -> list[float]:
         """The shares, by solution; raises what `Serl.pay` raises."""
         super().pay(group)
-        judgements = judgements_of(group.comparisons or ())
         return [
-            fmean(one.winner == each for one in judgements if each in (one.first, one.second))
-            for each in group.ids
+            fmean(
+                each.outcome is (Outcome.A if each.first == own else Outcome.B)
+                for each in group.comparisons or ()
+                if own in (each.first, each.second)
+            )
+            for own in group.ids
         ]
 
 

@@ -10,7 +10,7 @@ CHAIN: list[Vote] = [Preference(0, 1), Preference(1, 2), Preference(0, 2)]
 
 def health_of(ballots: Ballots, **known: Any) -> dict[str, float]:
     """Figures where nothing is known of the voters but what is given."""
-    nothing: dict[str, Any] = {"forward": (), "own": {}, "lengths": {}, "unreadable": ()}
+    nothing: dict[str, Any] = {"forward": (), "lengths": {}, "unreadable": ()}
     return ballot_health(ballots, **(nothing | known))
 
 
@@ -59,8 +59,8 @@ def test_self_preference_looks_only_at_votes_about_own_items() -> None:
         0: [Preference(0, 1), Preference(2, 0), Preference(1, 2), Tie(0, 3)],
         1: [Preference(1, 0), Preference(1, 2)],
     }
-    assert health_of(ballots, own={0: 0, 1: 1})["self_preference"] == 0.75
-    assert "self_preference" not in health_of({0: [Preference(1, 2)]}, own={0: 0})
+    assert health_of(ballots)["self_preference"] == 0.75
+    assert "self_preference" not in health_of({0: [Preference(1, 2)]})
 
 
 def test_length_preference_is_the_share_won_by_the_longer() -> None:

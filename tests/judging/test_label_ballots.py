@@ -188,5 +188,4 @@ def test_the_answers_are_comparisons_again() -> None:
         first=0, second=1, outcome=Outcome.A, score=-0.5, probabilities=(0.7, 0.2, 0.1), off_set_mass=0.3
     )
     there = LabelAnswer.of(comparison, ("initial", 2), ("revised", 2))
-    (found,) = label_comparisons([label_ballot([there])])
-    assert found == [comparison]
+    assert label_comparisons(label_ballot([there])) == [comparison]

@@ -8,7 +8,7 @@ from review_agents import CHANGING, HONEST, IMPROVING, Population, builder_of, b
 
 import viva
 from viva.judging.records import ConversationRecord
-from viva.rewards.critique import PeerReview, stored_judged
+from viva.rewards.critique import PeerReview, stored_votes
 from viva.rewards.review import ReviewRules, review_rules
 from viva.training.rollouts import run_group
 
@@ -22,7 +22,7 @@ async def played(agents, reward=None):
 
 def earned(builder, reward=None):
     record = ConversationRecord.model_validate(builder.record())
-    return (reward or viva.rewards.comas()).earned(record.conversation(), stored_judged(record))
+    return (reward or viva.rewards.comas()).earned(stored_votes(record, ReviewRules()))
 
 
 async def test_author_and_critics_of_a_proposal_share_one():

@@ -95,7 +95,7 @@ def test_a_score_that_cannot_be_read_is_no_reward():
 
 
 def test_what_is_not_known_is_no_reward():
-    with pytest.raises(ValueError, match="needs a judge's scores, which are not known here"):
+    with pytest.raises(ValueError, match="needs a judge's score by each criterion, which is not known here"):
         TWO.pay(solutions(["a"]))
     with pytest.raises(ValueError, match="needs a judge; got none"):
         asked(TWO, solutions(["a"]), None)

@@ -21,9 +21,10 @@ from review_agents import (
 from solved import solutions
 
 import viva
+from viva.judging.ballots import Preference, Tie
 from viva.judging.comparison import Comparison, NoValidComparisonsError, Outcome
 from viva.judging.judge import JudgeOptions, PolicyRef, PolicySelfComparisonJudge
-from viva.rewards.serl import PairComparison, consistency, copeland, judgements_of
+from viva.rewards.serl import consistency, copeland, judgement_of
 from viva.rewards.solutions import Models
 from viva.testing import ScriptedSamplingClient, tiny_renderer
 from viva.training.rollouts import run_group
@@ -34,10 +35,7 @@ TEXTS = {0: "aaaa", 1: "bbbb", 2: "cccc", 3: "dddd"}
 
 def both_ways(order):
     """Judgements of all pairs, those earlier in an order winning."""
-    return [
-        PairComparison(first, second, min((first, second), key=order.index))
-        for first, second in itertools.permutations(order, 2)
-    ]
+    return [Preference(*sorted(pair, key=order.index)) for pair in itertools.permutations(order, 2)]
 
 
 @given(st.permutations(range(4)))
@@ -55,23 +53,19 @@ def test_relabelling_permutes_the_scores(order, names):
 
 
 def test_a_cycle_makes_all_equal_and_no_judgement_right():
-    cycle = [PairComparison(0, 1, 0), PairComparison(1, 2, 1), PairComparison(0, 2, 2)]
+    cycle = [Preference(0, 1), Preference(1, 2), Preference(2, 0)]
     scores = copeland(cycle, {each: TEXTS[each] for each in range(3)})
     assert set(scores.values()) == {0.5}
     assert consistency(cycle, scores) == 0.0
 
 
 def test_a_tie_is_half_a_win_and_what_cannot_be_read_costs_the_judge_alone():
-    judgements = [
-        PairComparison(0, 1, None),
-        PairComparison(1, 0, None, is_read=False),
-        PairComparison(0, 2, 0),
-    ]
+    judgements = [Tie(0, 1), None, Preference(0, 2)]
     texts = {each: TEXTS[each] for each in range(3)}
     scores = copeland(judgements, texts)
     assert scores == {0: 0.75, 1: 0.5, 2: 0.0}
     assert consistency(judgements, scores) == pytest.approx((0 - 1 + 1) / 3)
-    assert copeland([PairComparison(0, 1, None, is_read=False)], TEXTS) == {}
+    assert copeland([None], TEXTS) == {}
     assert consistency([], scores) is None
 
 
@@ -79,7 +73,7 @@ def test_a_tie_is_half_a_win_and_what_cannot_be_read_costs_the_judge_alone():
 def test_a_judge_that_knows_nothing_pays_no_answer_for_being_rare(answers):
     texts = dict(enumerate(answers))
     judgements = [  # a judge that prefers the first place; the same words tie
-        PairComparison(one, other, None if texts[one] == texts[other] else one)
+        Tie(one, other) if texts[one] == texts[other] else Preference(one, other)
         for one, other in itertools.permutations(texts, 2)
     ]
     assert set(copeland(judgements, texts).values()) == {0.5}
@@ -90,8 +84,8 @@ def test_a_judge_that_knows_nothing_pays_no_answer_for_being_rare(answers):
 )
 def test_a_win_over_an_answer_of_another_length_counts_less_or_nothing(length, worth):
     texts = {0: "x" * length, 1: "y" * 10}
-    assert copeland([PairComparison(0, 1, 0)], texts)[0] == pytest.approx(worth)
-    assert copeland([PairComparison(0, 1, 0)], texts, None)[0] == 1.0
+    assert copeland([Preference(0, 1)], texts)[0] == pytest.approx(worth)
+    assert copeland([Preference(0, 1)], texts, None)[0] == 1.0
 
 
 def asked(texts, next_token, **options):
@@ -131,8 +125,9 @@ def test_comparisons_are_read_as_judgements():
         Comparison(first=3, second=5, outcome=outcome, score=score)
         for outcome, score in ((Outcome.TIE, 0.0), (Outcome.A, -1.0), (Outcome.INVALID, None))
     )
-    assert judgements_of([tie, first, unread]) == [
-        PairComparison(3, 5, None), PairComparison(3, 5, 3), PairComparison(3, 5, None, is_read=False),
+    second = replace(first, outcome=Outcome.B)
+    assert [*map(judgement_of, (tie, first, second, unread))] == [
+        Tie(3, 5), Preference(3, 5), Preference(5, 3), None,
     ]  # fmt: skip
 
 

@@ -33,6 +33,7 @@ _MARKERS = ("answer is", "####", "answer:")
 _AROUND = " \t\n.*\"'`"
 _DIGITS = frozenset("0123456789")
 _NUMBER_PARTS = _DIGITS | frozenset(".,/")
+_NUMBER = re.compile(r"\.?[0-9][0-9.,/]*")
 _FRACTION = re.compile(r"(-?)\\[dt]?frac\{([^{}]{1,100})\}\{([^{}]{1,100})\}")
 _VARIABLE = re.compile(r"[0-9][abnxyz]\b")
 _MINUS = ("-", "\u2212")
@@ -76,10 +77,7 @@ def extract_answer(text: str) -> str | None:
     marked = _marked(text)
     if marked is not None:
         return marked
-    number = _last_number(text)
-    if number is not None:
-        return number
-    return text.strip() or None
+    return _last_number(text) or text.strip() or None
 
 
 def answer_key(text: str) -> str | None:
@@ -166,17 +164,9 @@ def _lines_after_marker(text: str) -> str | None:
 def _numbers(text: str) -> list[str]:
     """Numbers as written, in order: digits with separators, a leading minus, a fraction slash."""
     found: list[str] = []
-    index = 0
-    while index < len(text):
-        if text[index] not in _DIGITS and not (text[index] == "." and text[index + 1 : index + 2] in _DIGITS):
-            index += 1
-            continue
-        stop = index
-        while stop < len(text) and text[stop] in _NUMBER_PARTS:
-            stop += 1
-        sign = "-" if _is_sign(text, _before_currency(text, index) - 1) else ""
-        found.append(sign + text[index:stop].rstrip(".,/"))
-        index = stop
+    for number in _NUMBER.finditer(text):
+        sign = "-" if _is_sign(text, _before_currency(text, number.start()) - 1) else ""
+        found.append(sign + number[0].rstrip(".,/"))
     return found
 
 
@@ -217,13 +207,8 @@ def _value(answer: str) -> Fraction | None:
     if fraction := _FRACTION.fullmatch(text):
         text = "{}{}/{}".format(*fraction.groups())
     whole, _, denominator = text.partition("/")
-    parts = [_decimal(whole)] + ([_decimal(denominator)] if denominator else [])
-    if any(part is None for part in parts):
-        return None
-    numerator, *rest = [part for part in parts if part is not None]
-    if rest and rest[0] == 0:
-        return None
-    return numerator / rest[0] if rest else numerator
+    numerator, divisor = _decimal(whole), _decimal(denominator) if denominator else Fraction(1)
+    return numerator / divisor if numerator is not None and divisor else None
 
 
 def _decimal(text: str) -> Fraction | None:

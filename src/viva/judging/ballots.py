@@ -135,6 +135,14 @@ def sides_of(vote: Vote) -> tuple[Item, Item]:
     return (vote.winner, vote.loser) if isinstance(vote, Preference) else (vote.first, vote.second)
 
 
+def sides_among(vote: Vote, agents: Collection[int]) -> tuple[int, int] | None:
+    """The two agents that a vote is about, the winner first; ``None`` if one of its items is none of them."""
+    one, other = sides_of(vote)
+    if isinstance(one, int) and isinstance(other, int) and one in agents and other in agents:
+        return one, other
+    return None
+
+
 def map_vote(vote: Vote, to: Callable[[Item], Item]) -> Vote:
     """The same vote on other names, such as ``("initial", 0)`` for agent 0.
 
@@ -278,7 +286,6 @@ def ballot_health(
     ballots: Ballots,
     *,
     forward: Collection[int],
-    own: Mapping[int, Item],
     lengths: Mapping[Item, int],
     unreadable: Collection[int],
 ) -> dict[str, float]:
@@ -290,13 +297,12 @@ def ballot_health(
     - ``cyclic_triads``: share of triples of items, all three majorities decided, in which a beats b beats c beats a.
     - ``order_flips``: share of pairs, decided by both halves of the voters, whose winner changes with the order in
       which the items were shown.
-    - ``self_preference``: share of the preferences about a voter's own item that it gave to its own.
+    - ``self_preference``: share of the preferences about a voter's own item (its id) that it gave to its own.
     - ``length_preference``: share of the preferences between items of different length that went to the longer.
 
     Args:
         ballots: Votes by voter, also of voters whose ballot is empty.
         forward: Voters who saw the items in one order; all others saw them in reverse.
-        own: Each voter's own item.
         lengths: Lengths of the items' texts; votes on an item without one are left out of it.
         unreadable: Voters with a line that was dropped as unreadable.
     """
@@ -307,13 +313,11 @@ def ballot_health(
     counts: dict[str, list[bool]] = {
         "invalid_rate": [not ballots[voter] for voter in ballots],
         "tie_rate": [isinstance(vote, Tie) for vote in votes],
-        "cyclic_triads": list(_cycles(ballots)),
+        "cyclic_triads": list(cycles(majority(votes))),
         "unreadable_rate": [voter in unreadable for voter in ballots],
         "order_flips": list(order_flips(ballots, forward)),
         "self_preference": [
-            vote.winner == own[voter]
-            for voter, vote in preferences
-            if own.get(voter) in (vote.winner, vote.loser)
+            vote.winner == voter for voter, vote in preferences if voter in (vote.winner, vote.loser)
         ],
         "length_preference": [
             lengths[vote.winner] > lengths[vote.loser]
@@ -324,9 +328,8 @@ def ballot_health(
     return {name: sum(hits) / len(hits) for name, hits in counts.items() if hits}
 
 
-def _cycles(ballots: Ballots) -> Iterator[bool]:
-    """Whether each decided triple of items is a cycle: everybody beats one of the others."""
-    decided = majority(pooled(ballots))
+def cycles(decided: Mapping[_Pair, Preference]) -> Iterator[bool]:
+    """Whether each triple of items, all three pairs of them decided, is a cycle: everybody beats one of the others."""
     items = dict.fromkeys(item for pair in decided for item in pair)
     for triple in itertools.combinations(items, 3):
         pairs = [frozenset(pair) for pair in itertools.combinations(triple, 2)]
@@ -350,11 +353,9 @@ def ballot_accuracy(ballots: Ballots, correct: Mapping[int, bool]) -> float | No
     """
     points: list[float] = []
     for vote in pooled(ballots):
-        one, other = sides_of(vote)
-        if not (isinstance(one, int) and isinstance(other, int) and one in correct and other in correct):
-            continue
-        if correct[one] != correct[other]:
-            points.append(float(correct[one]) if isinstance(vote, Preference) else 0.5)
+        pair = sides_among(vote, correct)
+        if pair is not None and correct[pair[0]] != correct[pair[1]]:
+            points.append(float(correct[pair[0]]) if isinstance(vote, Preference) else 0.5)
     return math.fsum(points) / len(points) if points else None
 
 

@@ -19,7 +19,7 @@ from tinker_cookbook.renderers.base import Message
 from viva.conversation.coordinator import gather_or_cancel
 from viva.conversation.guard import remembering
 from viva.conversation.protocol import quote, shown_solution
-from viva.judging.ballots import Outcome
+from viva.judging.ballots import Item, Outcome, Preference, cycles
 from viva.judging.ranking import LabelBallot
 
 JUDGE_SYSTEM_PROMPT = """\
@@ -71,23 +71,18 @@ class Comparison:
     """Reason why the judge gave no reply; the comparison is invalid then."""
 
 
-def label_comparisons(ballots: Sequence[LabelBallot]) -> list[list[Comparison]]:
-    """The answers of each ballot as comparisons of items by number, for `judge_health`."""
-    found: list[list[Comparison]] = []
-    for ballot in ballots:
-        items = dict.fromkeys(item for answer in ballot.answers for item in (answer.first, answer.second))
-        numbers = {item: number for number, item in enumerate(items)}
-        found.append(
-            [
-                Comparison(
-                    first=numbers[answer.first],
-                    second=numbers[answer.second],
-                    **answer.model_dump(exclude={"first", "second"}),
-                )
-                for answer in ballot.answers
-            ]
+def label_comparisons(ballot: LabelBallot) -> list[Comparison]:
+    """The answers of a ballot as comparisons of items by number, for `judge_health`."""
+    items = dict.fromkeys(item for answer in ballot.answers for item in (answer.first, answer.second))
+    numbers = {item: number for number, item in enumerate(items)}
+    return [
+        Comparison(
+            first=numbers[answer.first],
+            second=numbers[answer.second],
+            **answer.model_dump(exclude={"first", "second"}),
         )
-    return found
+        for answer in ballot.answers
+    ]
 
 
 def read_labels(
@@ -230,13 +225,6 @@ class Judge(ABC):
         judge.answers_first = False
         return judge
 
-    async def messages_for(
-        self, question: str, solution_a: str, solution_b: str, system_prompt: str, seed: int
-    ) -> list[Message]:
-        """The messages of one comparison, behind the judge's own answer if it answers first."""
-        judge = await self.for_question(question, seed)
-        return judge_messages(question, solution_a, solution_b, system_prompt, judge.own_answer)
-
 
 class NoValidComparisonsError(RuntimeError):
     """An agent has no valid matchup, so it has no reward; ``metrics`` are those of `judge_health`."""
@@ -344,29 +332,27 @@ def judge_health(comparisons: Sequence[Comparison]) -> dict[str, float]:
     if not comparisons:
         return {}
     asked = [comparison for comparison in comparisons if comparison.was_asked]
-    metrics = {"judge/identical_rate": 1.0 - len(asked) / len(comparisons)}
-    if not asked:
-        return metrics
-    metrics |= {
-        f"judge/{name}_rate": sum(comparison.outcome is outcome for comparison in asked) / len(asked)
-        for name, outcome in _RATES.items()
+    both = _in_both_orders(asked)
+    decided: dict[frozenset[Item], Preference] = {
+        frozenset(pair): Preference(*pair) for pair, lead in _margins(asked).items() if lead > 0
     }
-    metrics |= _order_effects(asked)
-    scores = [abs(c.score) for c in asked if c.score is not None]
-    if scores:
-        metrics["judge/confidence"] = math.fsum(scores) / len(scores)
-    off_set = [c.off_set_mass for c in asked if c.off_set_mass is not None]
-    if off_set:
-        metrics["judge/off_set_mass"] = math.fsum(off_set) / len(off_set)
-    return metrics | _cycles(asked)
+    columns: dict[str, Sequence[float]] = {
+        "preference_A_rate": [c.outcome is Outcome.A for c in asked],
+        "preference_B_rate": [c.outcome is Outcome.B for c in asked],
+        "tie_rate": [c.outcome is Outcome.TIE for c in asked],
+        "invalid_rate": [c.outcome is Outcome.INVALID for c in asked],
+        "position_bias": pair_flips(asked),
+        "disagreement": [one.outcome is not _SEEN_FROM_THE_OTHER_SIDE[other.outcome] for one, other in both],
+        "order_gap": [abs((one.score or 0.0) + (other.score or 0.0)) / 2 for one, other in both],
+        "confidence": [abs(c.score) for c in asked if c.score is not None],
+        "off_set_mass": [c.off_set_mass for c in asked if c.off_set_mass is not None],
+        "cyclic_triads": list(cycles(decided)),
+    }
+    return {"judge/identical_rate": 1.0 - len(asked) / len(comparisons)} | {
+        f"judge/{name}": math.fsum(column) / len(column) for name, column in columns.items() if column
+    }
 
 
-_RATES = {
-    "preference_A": Outcome.A,
-    "preference_B": Outcome.B,
-    "tie": Outcome.TIE,
-    "invalid": Outcome.INVALID,
-}
 _SEEN_FROM_THE_OTHER_SIDE = {Outcome.A: Outcome.B, Outcome.B: Outcome.A, Outcome.TIE: Outcome.TIE}
 
 
@@ -381,31 +367,6 @@ def pair_flips(comparisons: Sequence[Comparison]) -> list[float]:
         float(one.outcome is other.outcome is not Outcome.TIE)
         for one, other in _in_both_orders([each for each in comparisons if each.was_asked])
     ]
-
-
-def _order_effects(comparisons: Sequence[Comparison]) -> dict[str, float]:
-    both = _in_both_orders(comparisons)
-    if not both:
-        return {}
-    flips = pair_flips(comparisons)
-    differs = [one.outcome is not _SEEN_FROM_THE_OTHER_SIDE[other.outcome] for one, other in both]
-    gaps = [abs((one.score or 0.0) + (other.score or 0.0)) / 2 for one, other in both]
-    return {
-        "judge/position_bias": sum(flips) / len(both),
-        "judge/disagreement": sum(differs) / len(both),
-        "judge/order_gap": math.fsum(gaps) / len(both),
-    }
-
-
-def _cycles(comparisons: Sequence[Comparison]) -> dict[str, float]:
-    margin = _margins(comparisons)
-    agents = sorted({agent_id for pair in margin for agent_id in pair})
-    cyclic: list[bool] = []
-    for a, b, c in itertools.combinations(agents, 3):
-        around = [margin.get(pair, 0.0) for pair in ((a, b), (b, c), (c, a))]
-        if all(around):
-            cyclic.append(len({value > 0 for value in around}) == 1)
-    return {"judge/cyclic_triads": sum(cyclic) / len(cyclic)} if cyclic else {}
 
 
 def _margins(comparisons: Iterable[Comparison]) -> dict[tuple[int, int], float]:

@@ -90,7 +90,6 @@ class EndpointOptions:
     """Fields laid over each request; ``None`` takes one away."""
 
     def __post_init__(self) -> None:
-        """Check."""
         try:
             parts = urlsplit(self.url)
             is_address = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0

@@ -27,7 +27,7 @@ import tinker
 from tinker_cookbook.renderers.base import Message, Renderer
 
 from viva.conversation.coordinator import gather_or_cancel
-from viva.conversation.messages import did_you_mean
+from viva.conversation.messages import did_you_mean, unknown
 from viva.conversation.rendering import build_prompt, read_reply
 from viva.conversation.replies import FoundObject, ObjectScanner, fenced_objects, whole_object
 from viva.judging import comparison
@@ -38,6 +38,7 @@ from viva.judging.comparison import (
     Judge,
     JudgeError,
     Outcome,
+    judge_messages,
     read_labels,
     same_words,
 )
@@ -160,7 +161,6 @@ class JudgeOptions:
     than this."""
 
     def __post_init__(self) -> None:
-        """Check."""
         check_policy(self.policy)
         if self.endpoint is not None and self.policy != "current":
             raise ValueError(
@@ -197,8 +197,7 @@ class JudgeOptions:
         known = [field.name for field in fields(cls)]
         for name in values:
             if name not in known:
-                hint = did_you_mean(name, known)
-                raise ValueError(f"unknown option {name!r} of the judge; allowed: {', '.join(known)}.{hint}")
+                raise ValueError(unknown("option of the judge", name, known))
         return cls(**values)
 
     def make(self, policy: PolicyRef, renderer: Renderer) -> PolicySelfComparisonJudge:
@@ -253,8 +252,9 @@ class PolicySelfComparisonJudge(Judge):
         """
         if same_words(solutions[first], solutions[second]):
             return Comparison(first=first, second=second, outcome=Outcome.TIE, score=0.0, was_asked=False)
-        messages = await self.messages_for(
-            question, solutions[first], solutions[second], self.options.system_prompt, seed
+        judge = await self.for_question(question, seed)
+        messages = judge_messages(
+            question, solutions[first], solutions[second], self.options.system_prompt, judge.own_answer
         )
         if self._labels is not None:
             return await self.compare_by_labels(messages, first, second, seed)

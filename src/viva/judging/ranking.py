@@ -28,12 +28,13 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from string import ascii_uppercase
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
-from viva.conversation.records import Reply, ReplyStatus
+from viva.conversation.records import Conversation, Reply, ReplyStatus
 from viva.judging.ballots import (
     Item,
     Outcome,
@@ -68,6 +69,7 @@ _IN_PROSE = re.compile(
 )
 """An operator between two letters, wherever it stands."""
 _TOKEN = re.compile(r"\s*+([A-Za-z]++|[<>=~!≥≤≠≈≻≺≽≼-]++|[,;:])")
+_TOKENS = re.compile(rf"(?:{_TOKEN.pattern})*+")
 
 
 class RankingReply(Reply):
@@ -84,6 +86,15 @@ class RankingReply(Reply):
         if not self.preferences:
             return ReplyStatus.UNSTRUCTURED
         return ReplyStatus.REPAIRED if self.dropped else ReplyStatus.OK
+
+
+def ballots_by_segment(conversation: Conversation) -> dict[str, dict[int, tuple[Vote, ...]]]:
+    """Votes of all rankings by segment and voter; a ballot that could not be read is empty."""
+    found: dict[str, dict[int, tuple[Vote, ...]]] = {}
+    for turn in conversation.turns:
+        if isinstance(turn.response, RankingReply):
+            found.setdefault(turn.segment, {})[turn.agent_id] = turn.response.preferences
+    return found
 
 
 class _Chain(NamedTuple):
@@ -194,17 +205,8 @@ def _split_start(line: str) -> tuple[int | None, str]:
 def _tokens(line: str) -> list[str] | None:
     """Words, operators and separators of a line; ``None`` if there is anything else in it, or too much."""
     line = line.rstrip(" \t.;,")
-    if len(line) > _LONGEST_LINE:
-        return None
-    tokens: list[str] = []
-    place = 0
-    while place < len(line):
-        found = _TOKEN.match(line, place)
-        if found is None:
-            return None
-        tokens.append(found[1])
-        place = found.end()
-    return tokens
+    is_read = len(line) <= _LONGEST_LINE and _TOKENS.fullmatch(line) is not None
+    return _TOKEN.findall(line) if is_read else None
 
 
 def _single_letter(tokens: Sequence[str]) -> str | None:
@@ -292,15 +294,7 @@ class LabelAnswer(BaseModel):
     @classmethod
     def of(cls, comparison: "Comparison", first: Item, second: Item) -> "LabelAnswer":
         """A judge's comparison of two items."""
-        return cls(
-            first=first,
-            second=second,
-            outcome=comparison.outcome,
-            score=comparison.score,
-            probabilities=comparison.probabilities,
-            off_set_mass=comparison.off_set_mass,
-            was_asked=comparison.was_asked,
-        )
+        return cls.model_validate({**asdict(comparison), "first": first, "second": second})
 
 
 class LabelBallot(RankingReply):

@@ -169,7 +169,7 @@ def _made(family: str, options_text: str) -> Family:
     options = json.loads(options_text)
     registry = _registry()
     if family in _REFUSED or family not in registry:
-        allowed = sorted(set(registry) - set(_REFUSED))
+        allowed = families()
         hint = "" if family in _REFUSED else did_you_mean(family, allowed)
         reason = _REFUSED.get(family, "there is no such family")
         raise ValueError(f"{PREFIX}{family}: {reason}.{hint} Allowed: {', '.join(allowed)}")

@@ -105,7 +105,6 @@ class Criterion:
     weight: float = 1.0
 
     def __post_init__(self) -> None:
-        """Check."""
         if not self.text.strip():
             raise ValueError(f"a criterion needs a text; got {self.text!r}")
         if not math.isfinite(self.weight) or self.weight <= 0:

@@ -46,7 +46,6 @@ class ScorerOptions:
     """Another model, such as a smaller one without any fine-tuning; it stays as it is."""
 
     def __post_init__(self) -> None:
-        """Check."""
         if self.policy not in ("current", "initial"):
             raise ValueError(f"scorer policy must be 'current' or 'initial'; got {self.policy!r}")
         if self.model is not None and self.policy != "initial":

@@ -7,6 +7,7 @@ import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from numbers import Real
 from pathlib import Path
 from typing import Literal, Self, TypeAlias, cast
@@ -69,6 +70,18 @@ class Played:
         """Ids of the agents that finished."""
         return self.conversation.finished
 
+    def graded(self, solutions: Mapping[int, str]) -> dict[int, bool] | None:
+        """Whether each solution is right, by agent id; ``None`` where no answer is known or nobody can tell."""
+        if self.answer is None or self.grader is None:
+            return None
+        return {agent_id: self.grader(solution, self.answer) for agent_id, solution in solutions.items()}
+
+    @cached_property
+    def correctness(self) -> tuple[dict[int, bool] | None, dict[int, bool] | None]:
+        """Whether first and final solutions are right, see `graded`."""
+        talk = self.conversation
+        return self.graded(talk.first_solutions), self.graded(talk.final_solutions)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Scored:
@@ -83,7 +96,7 @@ class Scored:
 
 
 class Reward(ABC):
-    """A rule that pays the agents of a conversation."""
+    """A rule that pays the agents of a conversation; one that wraps another needs what that one needs."""
 
     name: str
 
@@ -99,39 +112,39 @@ class Reward(ABC):
     @property
     def judge(self) -> JudgeOptions | None:
         """The judge it needs, if it needs one."""
-        return None
+        return None if self.inner is self else self.inner.judge
 
     def judged_by(self, judge: JudgeOptions) -> "Reward":
         """The same reward with another judge; itself, if it needs none."""
-        return self
+        return self if self.inner is self else self.around(self.inner.judged_by(judge))
 
     @property
     def judge_task(self) -> JudgeTask:
         """The task of its judge, if it needs one; by default it compares."""
-        return "compare"
+        return "compare" if self.inner is self else self.inner.judge_task
 
     @property
     def scorer(self) -> ScorerOptions | None:
         """The scorer it needs, if it needs one."""
-        return None
+        return None if self.inner is self else self.inner.scorer
 
     def scored_by(self, scorer: ScorerOptions) -> "Reward":
         """The same reward with another scorer; itself, if it needs none."""
-        return self
+        return self if self.inner is self else self.around(self.inner.scored_by(scorer))
 
     def matches(self, protocol: Protocol, num_agents: int) -> list[Match]:
         """The comparisons that its judge makes of a conversation in which all solutions differ."""
-        return []
+        return [] if self.inner is self else self.inner.matches(protocol, num_agents)
 
     @property
     def needs_answers(self) -> bool:
         """Whether it looks at the known answer; by default not."""
-        return False
+        return self.inner is not self and self.inner.needs_answers
 
     @property
     def agents_compare(self) -> bool:
         """Whether agents compare revised with first solutions, in a round of critique self-play that is for it."""
-        return False
+        return self.inner is not self and self.inner.agents_compare
 
     def check(self, protocol: Protocol, num_agents: int) -> None:
         """Refuse a protocol whose conversations it cannot pay, with a `ValueError` that says what to change."""
@@ -143,12 +156,14 @@ class Reward(ABC):
 
     def new_record(self, protocol: Protocol, judge: Judge | None) -> dict[str, object]:
         """Fields of the transcript that are there even if nothing can be scored."""
+        if self.inner is not self:
+            return self.inner.new_record(protocol, judge)
         return {} if judge is None else {"judge": judge.described()}
 
     @property
     def pays_stored(self) -> bool:
         """Whether it pays conversations that are read back from transcripts, see `stored_pay`; by default it does."""
-        return True
+        return self.inner is self or self.inner.pays_stored
 
     def stored_pay(self, record: ConversationRecord, seed: int) -> dict[int, float]:
         """Rewards by agent of a stored conversation, by its own rules where it has any; some agents may have none.
@@ -189,6 +204,12 @@ class JudgedReward(Reward):
         """The same reward by another judge."""
         return replace(self, judge_options=judge)
 
+    def needed(self, judge: Judge | None) -> Judge:
+        """The judge that it needs; a `ValueError` if none is given."""
+        if judge is None:
+            raise ValueError(f"the reward {self.name!r} needs a judge; got none")
+        return judge
+
 
 def stored_comparisons(record: ConversationRecord) -> dict[int | None, list[Comparison]]:
     """Stored comparisons: of an agent's initial (0) and revised (1) solution by agent, of agents under ``None``.
@@ -203,13 +224,6 @@ def stored_comparisons(record: ConversationRecord) -> dict[int | None, list[Comp
     return found
 
 
-def graded(solutions: Mapping[int, str], answer: str | None, grader: Grader | None) -> dict[int, bool] | None:
-    """Whether each solution is right, by agent id; ``None`` where no answer is known or nobody can tell."""
-    if answer is None or grader is None:
-        return None
-    return {agent_id: grader(solution, answer) for agent_id, solution in solutions.items()}
-
-
 def spoken(conversation: Conversation, agent_id: int) -> Metrics:
     """Replies of one agent that could not be read, and the length of the whole conversation in turns."""
     statuses = [turn.status for turn in conversation.turns if turn.agent_id == agent_id]
@@ -219,13 +233,17 @@ def spoken(conversation: Conversation, agent_id: int) -> Metrics:
     }
 
 
-def truth_metrics(first: Mapping[int, bool], final: Mapping[int, bool]) -> dict[int, Metrics]:
-    """Metrics by agent about whether its first and its final solution are right."""
+def truth_metrics(first: Mapping[int, bool] | None, final: Mapping[int, bool] | None) -> dict[int, Metrics]:
+    """Metrics by agent about whether its first and its final solution are right; none where nobody can tell."""
+    if first is None or final is None:
+        return {}
+    changes = flips(first, final)
     return {
         agent_id: {
             "correct/first": float(first[agent_id]),
             "correct/final": float(is_right),
             f"agent_{agent_id}/correct": float(is_right),
+            **changes[agent_id],
         }
         for agent_id, is_right in final.items()
     }
@@ -245,15 +263,6 @@ def flips(before: Mapping[int, bool], after: Mapping[int, bool]) -> dict[int, di
         }
         for agent_id in sorted(before.keys() & after.keys())
     }
-
-
-def correctness(played: Played) -> tuple[dict[int, bool] | None, dict[int, bool] | None]:
-    """Whether first and final solutions are right, see `graded`."""
-    talk = played.conversation
-    first, final = (
-        graded(each, played.answer, played.grader) for each in (talk.first_solutions, talk.final_solutions)
-    )
-    return first, final
 
 
 def check_compared(num_agents: int) -> None:
@@ -335,11 +344,10 @@ def agent_pay(played: Played, rewards: Mapping[int, float]) -> Scored:
     )
 
 
-def paid(played: Played, scored: Scored) -> Scored:
-    """The pay with the metrics that every reward can give, and told to the transcript."""
-    first, correct = correctness(played)
-    truth = truth_metrics(first or {}, correct or {})
-    flip = flips(first or {}, correct or {})
+def paid(played: Played, scored: Scored, figures: Metrics | None = None) -> Scored:
+    """The pay with the metrics that every reward can give, and the reward's own of all, and told to the transcript."""
+    first, correct = played.correctness
+    truth = truth_metrics(first, correct)
     totals = {agent_id: scored.rewards[agent_id, 0] for agent_id in played.agents}
     played.record.update(rewards=totals, correct=correct)
     solutions = [turn for turn in played.conversation.turns if isinstance(turn.response, Solution)]
@@ -347,12 +355,11 @@ def paid(played: Played, scored: Scored) -> Scored:
         played.record["correct_initial"] = first
     solvers = {agent_id: totals[agent_id] for agent_id in correct or {}}  # an agent may give no solution
     gap = reward_truth_gap(solvers, correct or {})
-    shared: Metrics = {} if gap is None else {"reward_truth_gap": gap}
+    shared: Metrics = ({} if gap is None else {"reward_truth_gap": gap}) | (figures or {})
     metrics = {
         agent_id: spoken(played.conversation, agent_id)
         | {f"agent_{agent_id}/reward": total}
         | truth.get(agent_id, {})
-        | flip.get(agent_id, {})
         | shared
         for agent_id, total in totals.items()
     }
@@ -376,16 +383,14 @@ class FunctionReward(Reward):
         segments = {each.name: each.stream for round_ in played.protocol.rounds for each in round_.segments}
         answer = None if played.answer is None else plain_answer(played.answer)
         conversation = replace(played.conversation, answer=answer)
-        pay = self._checked(await self._call(conversation), conversation, segments)
-        if isinstance(next(iter(pay)), str):
-            streams = _by_agent(cast(Mapping[str, Mapping[int, float]], pay), played.agents)
-            played.record["streams"] = streams
-            scored = Scored(
-                rewards={(agent_id, 0): math.fsum(own.values()) for agent_id, own in streams.items()},
-                credit=reply_credit(played, lambda turn: streams[turn.agent_id].get(turn.segment)),
-            )
-        else:
-            scored = agent_pay(played, cast(Mapping[int, float], pay))
+        totals, streams = self._checked(await self._call(conversation), conversation, segments)
+        if streams is None:
+            return paid(played, agent_pay(played, totals))
+        played.record["streams"] = streams
+        scored = Scored(
+            rewards={(agent_id, 0): total for agent_id, total in totals.items()},
+            credit=reply_credit(played, lambda turn: streams[turn.agent_id].get(turn.segment)),
+        )
         return paid(played, scored)
 
     def stored_pay(self, record: ConversationRecord, seed: int) -> dict[int, float]:
@@ -398,11 +403,8 @@ class FunctionReward(Reward):
             where = "; ".join(error.__notes__)
             raise ValueError(f"{type(error).__name__}: {error}, {where}") from error
         # which segments earn, a transcript does not say
-        pay = self._checked(found, conversation, {turn.segment: "" for turn in conversation.turns})
-        if not isinstance(next(iter(pay)), str):
-            return dict(cast(Mapping[int, float], pay))
-        streams = _by_agent(cast(Mapping[str, Mapping[int, float]], pay), conversation.finished)
-        return {agent_id: math.fsum(own.values()) for agent_id, own in streams.items()}
+        totals, _ = self._checked(found, conversation, {turn.segment: "" for turn in conversation.turns})
+        return totals
 
     async def _call(self, conversation: Conversation) -> object:
         try:
@@ -412,15 +414,20 @@ class FunctionReward(Reward):
             error.add_note(f"in the reward {self.name!r}{place_of(error)}")
             raise
 
-    def _checked(self, found: object, conversation: Conversation, streams: Mapping[str, str | None]) -> Pay:
-        """What the function returned, if it is a reward; ``streams`` are those of the segments."""
+    def _checked(
+        self, found: object, conversation: Conversation, streams: Mapping[str, str | None]
+    ) -> tuple[dict[int, float], dict[int, dict[str, float]] | None]:
+        """What the function returned, if it is a reward: by agent, and by agent and segment where it says so.
+
+        ``streams`` are those of the segments.
+        """
         what = f"the reward {self.name!r} must return rewards by agent id, or by segment and agent id"
         if not isinstance(found, Mapping) or not found:
             raise ValueError(f"{what}; got {found!r:.120}")
         pay = cast(Mapping[object, object], found)
         if not all(isinstance(key, str) for key in pay):
             missing = [agent_id for agent_id in conversation.finished if agent_id not in pay]
-            return _numbers(pay, conversation, what, missing)
+            return _numbers(pay, conversation, what, missing), None
         by_segment: dict[str, dict[int, float]] = {}
         for name, paid in cast(Mapping[str, object], pay).items():
             if name not in streams:
@@ -432,16 +439,11 @@ class FunctionReward(Reward):
             if not isinstance(paid, Mapping):
                 raise ValueError(f"{what}; got {paid!r:.120} for segment {name!r}")
             by_segment[name] = _numbers(cast(Mapping[object, object], paid), conversation, what, missing=[])
-        return by_segment
-
-
-def _by_agent(
-    by_segment: Mapping[str, Mapping[int, float]], agents: Iterable[int]
-) -> dict[int, dict[str, float]]:
-    return {
-        agent_id: {name: paid[agent_id] for name, paid in by_segment.items() if agent_id in paid}
-        for agent_id in agents
-    }
+        by_agent = {
+            agent_id: {name: paid[agent_id] for name, paid in by_segment.items() if agent_id in paid}
+            for agent_id in conversation.finished
+        }
+        return {agent_id: math.fsum(own.values()) for agent_id, own in by_agent.items()}, by_agent
 
 
 def place_of(error: BaseException) -> str:

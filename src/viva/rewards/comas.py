@@ -20,40 +20,23 @@ is a ranking. Two separate fits would not let critique change s, so the fit must
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from tinker_cookbook.renderers.base import Renderer
-
 from viva.conversation.protocol import Protocol
-from viva.conversation.records import Conversation, CritiqueReply, Turn
 from viva.judging.judge import JudgeOptions
 from viva.judging.records import ConversationRecord
-from viva.rewards.base import (
-    Earnings,
-    Match,
-    Played,
-    Reward,
-    Scored,
-    correctness,
-    paid,
-    segment_credit,
-    whole_reply,
-)
+from viva.rewards.base import Match, Played, Reward, Scored, paid
 from viva.rewards.critique import (
     SEGMENTS,
-    Judged,
     PeerReview,
-    ballots_of,
-    check_linked,
     check_segments,
-    critique_earnings,
-    judged_record,
+    review_credit,
     review_votes,
     revision_judge_figures,
-    stored_judged,
+    stored_votes,
 )
-from viva.rewards.review import score_review
+from viva.rewards.review import ReviewVotes, score_review
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +66,6 @@ class Comas(Reward):
     name: str = "comas"
 
     def __post_init__(self) -> None:
-        """Check."""
         if self.review.rules.fit != "joint":
             raise ValueError(
                 f"the reward {self.name!r} needs fit='joint', or no critique could change what a proposal is worth; "
@@ -116,28 +98,22 @@ class Comas(Reward):
     async def score(self, played: Played) -> Scored:
         """Fit scores, and share each proposal's 1 between its author and its critics."""
         judged = await self.review.judged(played)
-        played.record["comparisons"] = judged_record(judged)
-        earned = self.earned(played.conversation, judged)
+        earned = self.earned(review_votes(played.conversation, judged))
         weights = dict.fromkeys(played.protocol.streams, 1.0)
-        credit = segment_credit(
-            played, lambda turn, tokens_T: _earnings(turn, tokens_T, earned, played.renderer), weights
-        )
+        replies = {"proposal": earned.proposal, "revision": earned.revision, "verdict": earned.verdict}
+        credit = review_credit(played, replies, earned.critique, weights)
         rewards = {(agent_id, 0): earned.total(agent_id) for agent_id in played.agents}
-        scored = paid(played, Scored(rewards=rewards, credit=credit))
-        figures = revision_judge_figures(judged, *correctness(played))
-        return replace(scored, metrics={agent: own | figures for agent, own in scored.metrics.items()})
+        figures = revision_judge_figures(judged, *played.correctness)
+        return paid(played, Scored(rewards=rewards, credit=credit), figures)
 
     def stored_pay(self, record: ConversationRecord, seed: int) -> dict[int, float]:
         """The sums of all that agents earn."""
         check_segments(self.name, record, SEGMENTS)
-        conversation, judged = record.conversation(), stored_judged(record)
-        check_linked(conversation, judged)
-        earned = self.earned(conversation, judged)
+        earned = self.earned(stored_votes(record, self.review.rules))
         return {agent_id: earned.total(agent_id) for agent_id in sorted(earned.revision)}
 
-    def earned(self, conversation: Conversation, judged: Judged) -> ComasEarned:
+    def earned(self, votes: ReviewVotes) -> ComasEarned:
         """Earnings of all replies."""
-        votes = review_votes(conversation, judged)
         scores = score_review(votes, self.review.rules)
         worth = {agent_id: score.value for agent_id, score in scores.initial.items()}
         return ComasEarned(
@@ -149,18 +125,10 @@ class Comas(Reward):
             revision=scores.r_sol,
             verdict={
                 voter: 0.0 if votes_cast else -1.0
-                for voter, votes_cast in ballots_of(conversation, "verdict").items()
+                for voter, votes_cast in votes.final.items()
                 if voter in worth
             },
         )
-
-
-def _earnings(turn: Turn, tokens_T: Sequence[int], earned: ComasEarned, renderer: Renderer) -> Earnings:
-    """Token ranges of one reply and what each earned."""
-    if isinstance(turn.response, CritiqueReply):
-        return critique_earnings(turn, tokens_T, earned.critique[turn.agent_id], renderer)
-    column = {"proposal": earned.proposal, "revision": earned.revision, "verdict": earned.verdict}
-    return whole_reply(tokens_T, column.get(turn.segment, {}).get(turn.agent_id))
 
 
 def comas(*, judge: JudgeOptions | None = None) -> Comas:

@@ -80,7 +80,6 @@ class GroupCredit:
     weights: Mapping[str, float]
 
     def __post_init__(self) -> None:
-        """Reject credit that cannot be given."""
         for stream, weight in self.weights.items():
             if not math.isfinite(weight):
                 raise ValueError(f"the weight of stream {stream!r} must be a finite number; got {weight}")

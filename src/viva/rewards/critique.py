@@ -17,13 +17,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
-from tinker_cookbook.renderers.base import Renderer
 from tinker_cookbook.rl.types import Metrics
 
 from viva.conversation.coordinator import gather_or_cancel
 from viva.conversation.protocol import Protocol
 from viva.conversation.records import Conversation, CritiqueReply, Revision, Turn
-from viva.judging.ballots import Ballots, Item, ballot_accuracy, ballot_health
+from viva.judging.ballots import Item, ballot_accuracy, ballot_health
 from viva.judging.comparison import (
     Comparison,
     Judge,
@@ -36,7 +35,7 @@ from viva.judging.comparison import (
     same_words,
 )
 from viva.judging.judge import JudgeOptions
-from viva.judging.ranking import LabelBallot, RankingReply
+from viva.judging.ranking import LabelBallot, RankingReply, ballots_by_segment
 from viva.judging.records import ConversationRecord
 from viva.rewards.base import (
     Earnings,
@@ -44,15 +43,13 @@ from viva.rewards.base import (
     Played,
     Reward,
     Scored,
-    flips,
-    graded,
     segment_credit,
     spoken,
     stored_comparisons,
     truth_metrics,
     whole_reply,
 )
-from viva.rewards.credit import token_ranges
+from viva.rewards.credit import GroupCredit, token_ranges
 from viva.rewards.review import (
     STREAMS,
     ReviewRules,
@@ -144,16 +141,17 @@ class PeerReview(Reward):
         """
         conversation = played.conversation
         judged = await self.judged(played)
-        played.record["comparisons"] = judged_record(judged)
         votes = review_votes(conversation, judged)
         scores = score_review(votes, self.rules)
-        credit = segment_credit(
+        credit = review_credit(
             played,
-            lambda turn, tokens_T: _earned(turn, scores, self.rules, tokens_T, played.renderer),
+            {"proposal": scores.r_sol_initial, "revision": scores.r_sol, "verdict": scores.r_meta},
+            scores.r_diag_by_target,
             self.rules.weights,
+            by_reply=self.rules.diag_credit == "reply",
         )
-        correct = graded(conversation.solutions("revision"), played.answer, played.grader)
-        correct_initial = graded(conversation.solutions("proposal"), played.answer, played.grader)
+        correct = played.graded(conversation.solutions("revision"))
+        correct_initial = played.graded(conversation.solutions("proposal"))
         played.record.update(
             scores=scores.record(),
             streams=scores.streams(),
@@ -177,13 +175,15 @@ class PeerReview(Reward):
         check_segments(self.name, record, asked)
         rules = replace(stored_rules(record), weights=self.rules.weights) if record.rules else self.rules
         scores = score_review(stored_votes(record, rules), rules)
-        if self.name not in STREAMS:
-            return scores.totals
-        column = {"r_sol": scores.r_sol, "r_meta": scores.r_meta, "r_diag": scores.r_diag}[self.name]
-        return {agent_id: value for agent_id, value in column.items() if value is not None}
+        stream = self.name if self.name in STREAMS else "total"
+        own_A = {agent_id: own[stream] for agent_id, own in scores.streams().items()}
+        return {agent_id: value for agent_id, value in own_A.items() if value is not None}
 
     async def judged(self, played: Played) -> Judged:
-        """The judge's comparisons of every agent's two solutions, where they differ, all in flight together."""
+        """The judge's comparisons of every agent's two solutions, where they differ, all in flight together.
+
+        They are told to the transcript, too.
+        """
         judge, conversation = played.judge, played.conversation
         if self.rules.fit != "joint" or judge is None:
             return {}
@@ -200,41 +200,29 @@ class PeerReview(Reward):
             )
             for agent_id in changed
         )
-        return dict(zip(changed, tournaments, strict=True))
+        judged = dict(zip(changed, tournaments, strict=True))
+        played.record["comparisons"] = [
+            {"agent_id": agent_id, **asdict(comparison)}
+            for agent_id, comparisons in judged.items()
+            for comparison in comparisons
+        ]
+        return judged
 
 
-def judged_record(judged: Judged) -> list[dict[str, object]]:
-    """The judge's comparisons for the transcript."""
-    return [
-        {"agent_id": agent_id, **asdict(comparison)}
-        for agent_id, comparisons in judged.items()
-        for comparison in comparisons
-    ]
-
-
-def check_linked(conversation: Conversation, judged: Judged) -> None:
-    """Refuse a joint fit of two rounds that nothing links."""
+def stored_votes(record: ConversationRecord, rules: ReviewRules) -> ReviewVotes:
+    """The votes of a stored conversation; refused if a joint fit has nothing that links the two rounds."""
+    conversation = record.conversation()
+    judged = {agent: found for agent, found in stored_comparisons(record).items() if agent is not None}
     before, after = conversation.solutions("proposal"), conversation.solutions("revision")
-    changed = [agent for agent in after if not same_words(before[agent], after[agent])]
-    if changed and not judged and all(turn.segment != "comparison" for turn in conversation.turns):
+    has_changed = any(not same_words(before[agent], after[agent]) for agent in after)
+    is_linked = bool(judged) or any(turn.segment == "comparison" for turn in conversation.turns)
+    if rules.fit == "joint" and has_changed and not is_linked:
         raise ValueError(
             "fit=joint needs comparisons of revised with initial solutions, and none are stored: a run by the paper "
             "preset makes none, nor does one by a reward that needs none. Without them nothing says how the two rounds "
             "compare, so no gain could be measured. Add fit=separate for two scales, on which nobody gains where all "
             "improve alike."
         )
-
-
-def stored_judged(record: ConversationRecord) -> Judged:
-    """The stored comparisons of revised with initial solutions."""
-    return {agent: found for agent, found in stored_comparisons(record).items() if agent is not None}
-
-
-def stored_votes(record: ConversationRecord, rules: ReviewRules) -> ReviewVotes:
-    """The votes of a stored conversation; refused if a joint fit has nothing that links the two rounds."""
-    conversation, judged = record.conversation(), stored_judged(record)
-    if rules.fit == "joint":
-        check_linked(conversation, judged)
     return review_votes(conversation, judged)
 
 
@@ -261,6 +249,7 @@ def review_votes(conversation: Conversation, judged: Judged) -> ReviewVotes:
     failed = {failure.agent_id for failure in conversation.failures}
     before, after = conversation.solutions("proposal"), conversation.solutions("revision")
     agents = tuple(agent_id for agent_id in sorted(after) if agent_id not in failed)
+    ballots = ballots_by_segment(conversation)
     sides = (initial, revised)
     duels = [
         duel_of(comparison, sides[comparison.first](agent_id), sides[comparison.second](agent_id))
@@ -270,14 +259,14 @@ def review_votes(conversation: Conversation, judged: Judged) -> ReviewVotes:
     texts: dict[Item, str] = {initial(agent_id): before[agent_id] for agent_id in agents}
     return ReviewVotes(
         agents=agents,
-        initial=ballots_of(conversation, "ranking"),
-        final=ballots_of(conversation, "verdict"),
+        initial=ballots.get("ranking", {}),
+        final=ballots.get("verdict", {}),
         targets={
             turn.agent_id: [critique.target for critique in turn.response.critiques]
             for turn in conversation.turns
             if isinstance(turn.response, CritiqueReply)
         },
-        across=ballots_of(conversation, "comparison"),
+        across=ballots.get("comparison", {}),
         duels=tuple(duel for duel in duels if duel is not None),
         final_is_sampled=not any(
             isinstance(turn.response, LabelBallot) for turn in conversation.turns if turn.segment == "verdict"
@@ -286,49 +275,36 @@ def review_votes(conversation: Conversation, judged: Judged) -> ReviewVotes:
     )
 
 
-def ballots_of(conversation: Conversation, segment: str) -> Ballots:
-    """Ballots of a segment by voter; one that could not be read is empty."""
-    return {
-        turn.agent_id: turn.response.preferences
-        for turn in conversation.turns
-        if turn.segment == segment and isinstance(turn.response, RankingReply)
-    }
+def review_credit(
+    played: Played,
+    replies: Mapping[str, Mapping[int, float | None]],
+    critiques: Mapping[int, Mapping[int, float]],
+    weights: Mapping[str, float],
+    *,
+    by_reply: bool = False,
+) -> GroupCredit:
+    """Credit on whole replies by segment and agent, and on the tokens of each critique by critic and target.
 
+    Critiques of other targets earn nothing, and neither do a critic's calls of tools. With ``by_reply``, where all
+    targets of a critic are worth the same, all tokens of its reply earn that.
+    """
 
-def _earned(
-    turn: Turn, scores: ReviewScores, rules: ReviewRules, tokens_T: Sequence[int], renderer: Renderer
-) -> Earnings:
-    """Token ranges of one reply and what each earned."""
-    agent_id = turn.agent_id
-    if not isinstance(turn.response, CritiqueReply):
-        streams = {
-            "proposal": scores.r_sol_initial,
-            "revision": scores.r_sol,
-            "verdict": scores.r_meta,
-        }
-        # a critic's call of a tool earns nothing
-        return whole_reply(tokens_T, streams[turn.segment][agent_id] if turn.segment in streams else None)
-    paid = scores.r_diag_by_target[agent_id]
-    if rules.diag_credit == "reply":
-        has_target = any(critique.target in paid for critique in turn.response.critiques)
-        return whole_reply(tokens_T, scores.r_diag[agent_id] if has_target else None)
-    return critique_earnings(turn, tokens_T, paid, renderer)
+    def earned(turn: Turn, tokens_T: Sequence[int]) -> Earnings:
+        if not isinstance(turn.response, CritiqueReply):
+            return whole_reply(tokens_T, replies.get(turn.segment, {}).get(turn.agent_id))
+        paid = critiques[turn.agent_id]
+        found = [critique for critique in turn.response.critiques if critique.target in paid]
+        if by_reply:
+            return whole_reply(tokens_T, paid[found[0].target] if found else None)
+        ranges = [(critique.start, critique.stop) for critique in found]
+        spans = token_ranges(played.renderer, tokens_T, turn.text, ranges)
+        return [
+            (*span, paid[critique.target])
+            for critique, span in zip(found, spans, strict=True)
+            if span is not None
+        ]
 
-
-def critique_earnings(
-    turn: Turn, tokens_T: Sequence[int], paid: Mapping[int, float], renderer: Renderer
-) -> Earnings:
-    """The tokens of each critique in a reply, and the reward of its target; those of other targets earn nothing."""
-    if not isinstance(turn.response, CritiqueReply):
-        return []
-    critiques = [critique for critique in turn.response.critiques if critique.target in paid]
-    ranges = [(critique.start, critique.stop) for critique in critiques]
-    found = token_ranges(renderer, tokens_T, turn.text, ranges)
-    return [
-        (*span, paid[critique.target])
-        for critique, span in zip(critiques, found, strict=True)
-        if span is not None
-    ]
+    return segment_credit(played, earned, weights)
 
 
 def _metrics(
@@ -342,11 +318,9 @@ def _metrics(
 ) -> dict[int, Metrics]:
     """Metrics by agent that finished; what is about the whole conversation is reported by each of them."""
     shared = _health(conversation, votes) | revision_judge_figures(judged, correct_initial, correct)
-    truth: dict[int, Metrics] = {}
     if correct_initial is not None and correct is not None:
         shared |= _truth(scores, votes, correct_initial, correct)
-        truth = truth_metrics(correct_initial, correct)
-    flip_A = flips(correct_initial or {}, correct or {})
+    truth_A = truth_metrics(correct_initial, correct)
     received = Counter(
         critique.target
         for turn in conversation.turns
@@ -368,7 +342,7 @@ def _metrics(
             "gain/measured": float(gain.measured),
         }
         said = spoken(conversation, agent_id) | _said(conversation, agent_id)
-        metrics_A[agent_id] = said | own | truth.get(agent_id, {}) | flip_A.get(agent_id, {}) | shared
+        metrics_A[agent_id] = said | own | truth_A.get(agent_id, {}) | shared
     return metrics_A
 
 
@@ -394,27 +368,21 @@ def _health(conversation: Conversation, votes: ReviewVotes) -> Metrics:
         ("ranking", votes.initial, "proposal"),
         ("verdict", votes.final, "revision"),
     ):
+        replies = [
+            (turn.agent_id, turn.response)
+            for turn in conversation.turns
+            if turn.segment == name and isinstance(turn.response, RankingReply)
+        ]
         figures = ballot_health(
             ballots,
             forward=[voter for voter in ballots if voter % 2 == 0],
-            own={voter: voter for voter in ballots},
             # also of agents that failed later: they were voted on
             lengths={agent_id: len(text) for agent_id, text in conversation.solutions(segment).items()},
-            unreadable=[
-                turn.agent_id
-                for turn in conversation.turns
-                if turn.segment == name
-                and isinstance(turn.response, RankingReply)
-                and turn.response.dropped.get("unreadable")
-            ],
+            unreadable=[voter for voter, reply in replies if reply.dropped.get("unreadable")],
         )
-        labelled = [
-            turn.response
-            for turn in conversation.turns
-            if turn.segment == name and isinstance(turn.response, LabelBallot)
-        ]
+        labelled = [reply for _, reply in replies if isinstance(reply, LabelBallot)]
         if labelled:
-            figures = _means(map(judge_health, label_comparisons(labelled))) | figures
+            figures = _means(judge_health(label_comparisons(each)) for each in labelled) | figures
             figures.pop("order_flips", None)  # each voter saw both orders
             figures["sampled"] = 0.0
         metrics |= {f"judge/{name}/{figure}": value for figure, value in figures.items()}

@@ -45,14 +45,9 @@ class JudgeAnswer(JudgedReward, SolutionReward):
 
     async def ask(self, group: Solutions, question: str, models: Models) -> Solutions:
         """The solutions with the judge's own; what engines and endpoints raise passes through."""
-        if models.judge is None:
-            raise ValueError(f"the reward {self.name!r} needs a judge; got none")
+        judge = self.needed(models.judge)
         messages = [*system_messages(models.system_prompt), Message(role="user", content=question)]
-        return replace(group, judge_answer=await models.judge.answer(messages, group.seed))
-
-    def told(self, group: Solutions) -> dict[str, object]:
-        """The judge's reply."""
-        return {"judge_answer": group.judge_answer}
+        return replace(group, judge_answer=await judge.answer(messages, group.seed))
 
     def pay(self, group: Solutions) -> list[float]:
         """1 for the same answer, else 0."""
@@ -73,12 +68,8 @@ class JudgeAnswer(JudgedReward, SolutionReward):
         return metrics
 
     def _agreeing(self, group: Solutions) -> list[bool]:
-        if group.judge_answer is None:
-            raise ValueError(
-                f"the reward {self.name!r} needs the judge's own answer, which is not known here; only conversations "
-                "and samples that were paid by it have it stored"
-            )
-        own, *given_G = answer_groups([group.judge_answer, *group.final_G])
+        answer = self.known(group.judge_answer, "the judge's own answer")
+        own, *given_G = answer_groups([answer, *group.final_G])
         return [
             own is not None and is_done and given == own
             for given, is_done in zip(given_G, group.finished_G, strict=True)

@@ -70,7 +70,6 @@ class Majority(SolutionReward):
     name: str = "majority"
 
     def __post_init__(self) -> None:
-        """Check."""
         if self.voters not in ("final", "first"):
             raise ValueError(f"voters must be 'final' or 'first'; got {self.voters!r}")
 

@@ -25,7 +25,6 @@ from viva.rewards.base import (
     agent_pay,
     check_compared,
     check_solutions,
-    correctness,
     paid,
     stored_comparisons,
 )
@@ -67,16 +66,13 @@ class Tournament(JudgedReward):
     async def score(self, played: Played) -> Scored:
         """Judge the final solutions."""
         self.check_played(played.conversation)
-        if played.judge is None:
-            raise ValueError("a tournament needs a judge; got none")
-        solutions = played.conversation.final_solutions
-        comparisons = await played.judge.tournament(
-            played.conversation.question, solutions, self.pattern, played.seed
-        )
+        judge, solutions = self.needed(played.judge), played.conversation.final_solutions
+        question = played.conversation.question
+        comparisons = await judge.tournament(question, solutions, self.pattern, played.seed)
         played.record["comparisons"] = [asdict(comparison) for comparison in comparisons]
         rewards = win_minus_loss(comparisons, list(solutions))
         scored = paid(played, agent_pay(played, rewards))
-        _, correct = correctness(played)
+        _, correct = played.correctness
         shared = judge_health(comparisons) | ({} if correct is None else judge_accuracy(comparisons, correct))
         counts, rates = matchup_count(comparisons, list(rewards)), win_rate(comparisons, list(rewards))
         metrics = {

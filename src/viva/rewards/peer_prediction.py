@@ -40,20 +40,10 @@ class PeerPrediction(SolutionReward):
             raise ValueError(f"the reward {self.name!r} needs a scorer; got none")
         return replace(group, gains=await models.scorer.gains(question, group.by_id()))
 
-    def told(self, group: Solutions) -> dict[str, object]:
-        """The gains, by informant and target."""
-        return {"gains": group.gains}
-
     def pay(self, group: Solutions) -> list[float]:
         """Mean gains over the others, in nats per token; 0 for a lone reply."""
-        if group.gains is None:
-            raise ValueError(
-                f"the reward {self.name!r} needs what a scorer says of the replies, which is not known here; only "
-                "conversations and samples that were paid by it have it stored"
-            )
-        return [
-            math.fsum(own.values()) / max(len(own), 1) for own in (group.gains[each] for each in group.ids)
-        ]
+        gains = self.known(group.gains, "what a scorer says of the replies")
+        return [math.fsum(gains[each].values()) / max(len(gains[each]), 1) for each in group.ids]
 
 
 def peer_prediction(

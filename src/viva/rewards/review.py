@@ -85,7 +85,6 @@ class ReviewRules:
     """Weights of the streams. One of weight 0 is measured, and trains nothing."""
 
     def __post_init__(self) -> None:
-        """Reject rules that say nothing."""
         for name, hint in get_type_hints(type(self)).items():
             choices: tuple[str, ...] = get_args(hint) if get_origin(hint) is Literal else ()
             if choices and getattr(self, name) not in choices:
@@ -168,7 +167,6 @@ class ReviewVotes:
     """Solutions by `initial` and `revised` item; those without a text count as different from all others."""
 
     def __post_init__(self) -> None:
-        """Reject a group in which there is nothing to compare."""
         if len(self.agents) < 2 or len(set(self.agents)) < len(self.agents):
             raise ValueError(f"scores need at least two agents, each once; got {list(self.agents)}")
 

@@ -51,12 +51,11 @@ class Rubric(JudgedReward, SolutionReward):
             JudgeError: If the judge fails. What engines and endpoints raise passes through.
             ValueError: If there is no judge.
         """
-        if models.judge is None:
-            raise ValueError(f"the reward {self.name!r} needs a judge; got none")
+        judge = self.needed(models.judge)
         texts = list(dict.fromkeys(group.final_G))
         rng = random.Random(group.seed)
         with remembering({}):
-            judge = await models.judge.for_question(question, group.seed)
+            judge = await judge.for_question(question, group.seed)
             scores = await gather_or_cancel(
                 judge.score(question, text, each.text, rng.getrandbits(31))
                 for text in texts
@@ -70,7 +69,7 @@ class Rubric(JudgedReward, SolutionReward):
 
     def told(self, group: Solutions) -> dict[str, object]:
         """The criteria, and the scores by agent in their order."""
-        return {"criteria": [asdict(each) for each in self.criteria], "rubric": group.rubric}
+        return {"criteria": [asdict(each) for each in self.criteria]} | super().told(group)
 
     def pay(self, group: Solutions) -> list[float]:
         """Weighted means of the scores.
@@ -106,12 +105,8 @@ class Rubric(JudgedReward, SolutionReward):
         return super(Rubric, paid_by).stored_pay(record, seed)
 
     def _scores(self, group: Solutions) -> Mapping[int, Sequence[float | None]]:
-        if group.rubric is None:
-            raise ValueError(
-                f"the reward {self.name!r} needs a judge's scores, which are not known here; only conversations and "
-                "samples that were paid by it have them stored"
-            )
-        return {key: group.rubric[key] for key in group.ids}
+        rubric = self.known(group.rubric, "a judge's score by each criterion")
+        return {key: rubric[key] for key in group.ids}
 
 
 def rubric(

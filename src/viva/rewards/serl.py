@@ -18,15 +18,14 @@ its votes (-1 without a readable vote), critique nothing.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from tinker_cookbook.rl.types import Metrics
 
 from viva.conversation.protocol import Protocol
-from viva.conversation.records import Conversation, Turn
-from viva.judging.ballots import Ballots, Preference, pair_of
+from viva.conversation.records import Conversation
+from viva.judging.ballots import Preference, Tie, Vote, pooled, sides_among
 from viva.judging.comparison import (
     Comparison,
     Outcome,
@@ -37,55 +36,47 @@ from viva.judging.comparison import (
     pairs,
 )
 from viva.judging.judge import JudgeOptions
+from viva.judging.ranking import ballots_by_segment
 from viva.judging.records import ConversationRecord
 from viva.rewards.base import JudgedReward, Match, Played, Reward, Scored, paid, reply_credit
-from viva.rewards.critique import ballots_of, check_segments
+from viva.rewards.critique import check_segments
 from viva.rewards.solutions import Models, SolutionReward, Solutions
 
 LENGTH_BAND = 0.2
 """Share by which the lengths of two answers may differ, as in the paper."""
 
 
-class PairComparison(NamedTuple):
-    """One judged pair."""
-
-    first: int
-    second: int
-    winner: int | None
-    """``None``: a tie, or nothing that could be read."""
-    is_read: bool = True
-
-
-def judgements_of(comparisons: Iterable[Comparison]) -> list[PairComparison]:
-    """A judge's comparisons."""
-    return [
-        PairComparison(
-            first=each.first,
-            second=each.second,
-            winner={Outcome.A: each.first, Outcome.B: each.second}.get(each.outcome),
-            is_read=each.outcome is not Outcome.INVALID,
-        )
-        for each in comparisons
-    ]
+def judgement_of(comparison: Comparison) -> Vote | None:
+    """A judge's comparison as a vote; ``None`` if its reply could not be read."""
+    match comparison.outcome:
+        case Outcome.A:
+            return Preference(comparison.first, comparison.second)
+        case Outcome.B:
+            return Preference(comparison.second, comparison.first)
+        case Outcome.TIE:
+            return Tie(comparison.first, comparison.second)
+        case Outcome.INVALID:
+            return None
 
 
 def copeland(
-    judgements: Sequence[PairComparison], texts: Mapping[int, str], band: float | None = LENGTH_BAND
+    judgements: Sequence[Vote | None], texts: Mapping[int, str], band: float | None = LENGTH_BAND
 ) -> dict[int, float]:
     """Copeland scores R by id, in [0, 1 / (1 - band)]; an answer without a readable judgement has none.
 
     Args:
-        judgements: All of them.
+        judgements: All of them; ``None`` for one that could not be read. A divided vote counts whole.
         texts: The answers by id; judgements about others are left out.
         band: See `LENGTH_BAND`; ``None``: every win counts 1.
     """
     points: dict[int, list[float]] = {each: [] for each in texts}
-    for one in judgements:
-        if not one.is_read or one.first not in texts or one.second not in texts:
+    for vote in judgements:
+        if vote is None or (pair := sides_among(vote, texts)) is None:
             continue
-        for each, other in ((one.first, one.second), (one.second, one.first)):
-            share = 0.5 if one.winner is None else float(one.winner == each)
-            points[each].append(share * _worth(texts[each], texts[other], band))
+        one, other = pair
+        won = 1.0 if isinstance(vote, Preference) else 0.5
+        points[one].append(won * _worth(texts[one], texts[other], band))
+        points[other].append((1.0 - won) * _worth(texts[other], texts[one], band))
     return {each: math.fsum(own) / len(own) for each, own in points.items() if own}
 
 
@@ -96,16 +87,15 @@ def _worth(winner: str, loser: str, band: float | None) -> float:
     return other / own if other * (1 - band) < own < other * (1 + band) else 0.0
 
 
-def consistency(judgements: Sequence[PairComparison], scores: Mapping[int, float]) -> float | None:
+def consistency(judgements: Sequence[Vote | None], scores: Mapping[int, float]) -> float | None:
     """The judge's reward, the mean over judgements; ``None`` if there is none about answers with a score."""
     values: list[float] = []
-    for one in judgements:
-        if not one.is_read:
+    for vote in judgements:
+        if vote is None:
             values.append(-1.0)
-        elif one.first in scores and one.second in scores:
-            lead = scores[one.first] - scores[one.second]
-            gap = 0.0 if one.winner is None else lead if one.winner == one.first else -lead
-            values.append(math.copysign(1.0, gap) if gap else 0.0)
+        elif (pair := sides_among(vote, scores)) is not None:
+            lead = scores[pair[0]] - scores[pair[1]] if isinstance(vote, Preference) else 0.0
+            values.append(math.copysign(1.0, lead) if lead else 0.0)
     return math.fsum(values) / len(values) if values else None
 
 
@@ -122,7 +112,6 @@ class Serl(JudgedReward, SolutionReward):
     name: str = "serl"
 
     def __post_init__(self) -> None:
-        """Check."""
         _check_band(self.length_band)
 
     def matches(self, protocol: Protocol, num_agents: int) -> list[Match]:
@@ -133,15 +122,9 @@ class Serl(JudgedReward, SolutionReward):
 
     async def ask(self, group: Solutions, question: str, models: Models) -> Solutions:
         """The comparisons of all pairs."""
-        if models.judge is None:
-            raise ValueError(f"the reward {self.name!r} needs a judge; got none")
-        both = TournamentPattern.ALL_PAIRS_BOTH_WAYS
-        comparisons = await models.judge.tournament(question, group.by_id(), both, group.seed)
+        judge, both = self.needed(models.judge), TournamentPattern.ALL_PAIRS_BOTH_WAYS
+        comparisons = await judge.tournament(question, group.by_id(), both, group.seed)
         return replace(group, comparisons=tuple(comparisons))
-
-    def told(self, group: Solutions) -> dict[str, object]:
-        """The comparisons."""
-        return {"comparisons": [asdict(comparison) for comparison in group.comparisons or ()]}
 
     def pay(self, group: Solutions) -> list[float]:
         """Copeland scores; 0 for a lone solution."""
@@ -153,12 +136,12 @@ class Serl(JudgedReward, SolutionReward):
         if len(group) < 2:
             return [0.0] * len(group)
         matchup_count(group.comparisons, group.ids)  # raises
-        scores = copeland(judgements_of(group.comparisons), group.by_id(), self.length_band)
+        scores = copeland([*map(judgement_of, group.comparisons)], group.by_id(), self.length_band)
         return [scores[each] for each in group.ids]
 
     def figures(self, group: Solutions) -> Metrics:
         """Health and accuracy of the judge, and the reward that its judgements would have."""
-        judgements = judgements_of(group.comparisons or ())
+        judgements = [*map(judgement_of, group.comparisons or ())]
         value = consistency(judgements, copeland(judgements, group.by_id(), self.length_band))
         own: Metrics = {} if value is None else {"serl/judge_consistency": value}
         right = {} if group.graded_G is None else dict(zip(group.ids, group.graded_G, strict=True))
@@ -191,7 +174,6 @@ class SerlVotes(Reward):
     name: str = "serl_votes"
 
     def __post_init__(self) -> None:
-        """Check."""
         _check_band(self.length_band)
 
     def check(self, protocol: Protocol, num_agents: int) -> None:
@@ -201,33 +183,31 @@ class SerlVotes(Reward):
     async def score(self, played: Played) -> Scored:
         """Count the ballots."""
         earned = self.earned(played.conversation)
-
-        def of(turn: Turn) -> float | None:
-            column = {"proposal": earned.initial, "revision": earned.final, "verdict": earned.judge}
-            return column[turn.segment].get(turn.agent_id) if turn.segment in column else None
-
+        first, judge = earned["proposal"], earned["verdict"]
         played.record["serl"] = {
-            agent: {"initial": earned.initial.get(agent), "final": score, "judge": earned.judge.get(agent)}
-            for agent, score in earned.final.items()
+            agent: {"initial": first.get(agent), "final": score, "judge": judge.get(agent)}
+            for agent, score in earned["revision"].items()
         }
-        rewards = {(agent, 0): total for agent, total in earned.totals.items()}
-        return paid(played, Scored(rewards=rewards, credit=reply_credit(played, of)))
+        credit = reply_credit(played, lambda turn: earned.get(turn.segment, {}).get(turn.agent_id))
+        rewards = {(agent, 0): total for agent, total in _totals(earned).items()}
+        return paid(played, Scored(rewards=rewards, credit=credit))
 
     def stored_pay(self, record: ConversationRecord, seed: int) -> dict[int, float]:
         """Revision and verdict together."""
         check_segments(self.name, record, _SEGMENTS)
-        return self.earned(record.conversation()).totals
+        return _totals(self.earned(record.conversation()))
 
-    def earned(self, conversation: Conversation) -> "SerlEarned":
-        """Earnings of solutions and ballots.
+    def earned(self, conversation: Conversation) -> dict[str, dict[int, float]]:
+        """Rewards of proposals, revisions and verdicts, by segment and agent.
 
         Raises:
             ValueError: If no vote could be read about the revision of an agent that finished.
         """
         final = conversation.final_solutions
         first = {each: text for each, text in conversation.solutions("proposal").items() if each in final}
-        blind, last = (_votes(ballots_of(conversation, name)) for name in ("ranking", "verdict"))
-        scores = copeland([one for own in last.values() for one in own], final, self.length_band)
+        ballots = ballots_by_segment(conversation)
+        blind, last = ballots.get("ranking", {}), ballots.get("verdict", {})
+        scores = copeland(pooled(last), final, self.length_band)
         if unjudged := sorted(set(final) - set(scores)):
             raise ValueError(
                 f"no vote that could be read is about the revisions of agents {unjudged}, so they have no reward"
@@ -235,39 +215,16 @@ class SerlVotes(Reward):
         judged = {
             voter: consistency(own, scores) if own else -1.0 for voter, own in last.items() if voter in final
         }
-        return SerlEarned(
-            initial=copeland([one for own in blind.values() for one in own], first, self.length_band),
-            final=scores,
-            judge={voter: value for voter, value in judged.items() if value is not None},
-        )
+        return {
+            "proposal": copeland(pooled(blind), first, self.length_band),
+            "revision": scores,
+            "verdict": {voter: value for voter, value in judged.items() if value is not None},
+        }
 
 
-class SerlEarned(NamedTuple):
-    """Rewards of one conversation, by agent."""
-
-    initial: dict[int, float]
-    """Rewards of proposals that somebody voted on."""
-    final: dict[int, float]
-    judge: dict[int, float]
-    """Rewards of verdicts."""
-
-    @property
-    def totals(self) -> dict[int, float]:
-        """Revision and verdict together."""
-        return {agent: score + self.judge.get(agent, 0.0) for agent, score in self.final.items()}
-
-
-def _votes(ballots: Ballots) -> dict[int, list[PairComparison]]:
-    """Judgements by voter."""
-    found: dict[int, list[PairComparison]] = {}
-    for voter, votes in ballots.items():
-        own = found.setdefault(voter, [])
-        for vote in votes:
-            first, second = sorted(pair_of(vote), key=str)
-            if isinstance(first, int) and isinstance(second, int):
-                winner = vote.winner if isinstance(vote, Preference) else None
-                own.append(PairComparison(first, second, winner if isinstance(winner, int) else None))
-    return found
+def _totals(earned: Mapping[str, Mapping[int, float]]) -> dict[int, float]:
+    """Revision and verdict together, by agent."""
+    return {agent: score + earned["verdict"].get(agent, 0.0) for agent, score in earned["revision"].items()}
 
 
 def serl_votes(*, length_band: float | None = LENGTH_BAND) -> SerlVotes:

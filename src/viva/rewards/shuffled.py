@@ -15,11 +15,8 @@ from tinker_cookbook.rl.types import Metrics
 
 from viva.conversation.protocol import Protocol
 from viva.conversation.records import Conversation
-from viva.judging.comparison import Judge
-from viva.judging.judge import JudgeOptions
 from viva.judging.records import ConversationRecord
-from viva.judging.scorer import ScorerOptions
-from viva.rewards.base import JudgeTask, Match, Played, Reward, Scored
+from viva.rewards.base import Played, Reward, Scored
 from viva.rewards.credit import GroupCredit
 from viva.rewards.solutions import Models, SolutionReward, Solutions
 
@@ -48,46 +45,9 @@ class Shuffled(SolutionReward):
         return replace(self, of=reward)
 
     @property
-    def judge(self) -> JudgeOptions | None:
-        """As of the reward that is permuted."""
-        return self.of.judge
-
-    def judged_by(self, judge: JudgeOptions) -> "Shuffled":
-        """The other with another judge, shuffled."""
-        return self.around(self.of.judged_by(judge))
-
-    @property
-    def judge_task(self) -> JudgeTask:
-        """As of the reward that is permuted."""
-        return self.of.judge_task
-
-    @property
-    def scorer(self) -> ScorerOptions | None:
-        """As of the reward that is permuted."""
-        return self.of.scorer
-
-    def scored_by(self, scorer: ScorerOptions) -> "Shuffled":
-        """The other with another scorer, shuffled."""
-        return self.around(self.of.scored_by(scorer))
-
-    def matches(self, protocol: Protocol, num_agents: int) -> list[Match]:
-        """As of the reward that is permuted."""
-        return self.of.matches(protocol, num_agents)
-
-    @property
-    def needs_answers(self) -> bool:
-        """As of the reward that is permuted."""
-        return self.of.needs_answers
-
-    @property
     def pays_samples(self) -> bool:
         """As of the reward that is permuted."""
         return isinstance(self.of, SolutionReward) and self.of.pays_samples
-
-    @property
-    def agents_compare(self) -> bool:
-        """As of the reward that is permuted."""
-        return self.of.agents_compare
 
     def check(self, protocol: Protocol, num_agents: int) -> None:
         """As of the reward that is permuted."""
@@ -97,24 +57,13 @@ class Shuffled(SolutionReward):
         """As of the reward that is permuted."""
         self.of.check_played(conversation)
 
-    def new_record(self, protocol: Protocol, judge: Judge | None) -> dict[str, object]:
-        """As of the reward that is permuted."""
-        return self.of.new_record(protocol, judge)
-
     async def ask(self, group: Solutions, question: str, models: Models) -> Solutions:
         """As of the reward that is permuted."""
-        if not isinstance(self.of, SolutionReward):
-            return group
-        return await self.of.ask(group, question, models)
+        return await self._of_samples.ask(group, question, models)
 
     def told(self, group: Solutions) -> dict[str, object]:
         """As of the reward that is permuted."""
-        return self.of.told(group) if isinstance(self.of, SolutionReward) else {}
-
-    @property
-    def pays_stored(self) -> bool:
-        """As of the reward that is permuted."""
-        return self.of.pays_stored
+        return self._of_samples.told(group)
 
     def stored_pay(self, record: ConversationRecord, seed: int) -> dict[int, float]:
         """The other's, permuted."""
@@ -123,16 +72,20 @@ class Shuffled(SolutionReward):
 
     def pay(self, group: Solutions) -> list[float]:
         """The other's, permuted."""
+        return permuted(self._of_samples.pay(group), group.seed)
+
+    def figures(self, group: Solutions) -> Metrics:
+        """As of the reward that is permuted."""
+        return self._of_samples.figures(group)
+
+    @property
+    def _of_samples(self) -> SolutionReward:
         if not isinstance(self.of, SolutionReward):
             raise ValueError(
                 f"the reward {self.of.name!r} pays conversations; of samples or stored solutions shuffle answers, "
                 "majority or log_probability"
             )
-        return permuted(self.of.pay(group), group.seed)
-
-    def figures(self, group: Solutions) -> Metrics:
-        """As of the reward that is permuted."""
-        return self.of.figures(group) if isinstance(self.of, SolutionReward) else {}
+        return self.of
 
     async def score(self, played: Played) -> Scored:
         """Ask the other, then permute the rewards of agents, and those of spans within their stream and round.

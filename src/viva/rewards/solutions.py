@@ -5,8 +5,8 @@ Legend: ``_G`` solutions of one problem, ``_T`` sampled tokens of the reply that
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import asdict, dataclass, replace
+from typing import NamedTuple, TypeVar
 
 from tinker_cookbook.completers import TokensWithLogprobs
 from tinker_cookbook.rl.types import Metrics
@@ -23,10 +23,11 @@ from viva.rewards.base import (
     agent_pay,
     check_compared,
     check_solutions,
-    correctness,
     paid,
     stored_comparisons,
 )
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,8 +100,24 @@ class SolutionReward(Reward):
         return group
 
     def told(self, group: Solutions) -> dict[str, object]:
-        """Fields of the transcript about what was asked; by default none."""
-        return {}
+        """Fields of the transcript: what judge and scorer said, where they were asked."""
+        comparisons = None if group.comparisons is None else [asdict(each) for each in group.comparisons]
+        said = {
+            "comparisons": comparisons,
+            "gains": group.gains,
+            "judge_answer": group.judge_answer,
+            "rubric": group.rubric,
+        }
+        return {name: value for name, value in said.items() if value is not None}
+
+    def known(self, said: T | None, what: str) -> T:
+        """What judge or scorer said; a `ValueError` where it is not known."""
+        if said is None:
+            raise ValueError(
+                f"the reward {self.name!r} needs {what}, which is not known here; only conversations and samples that "
+                "were paid by it have it stored"
+            )
+        return said
 
     @abstractmethod
     def pay(self, group: Solutions) -> list[float]:
@@ -125,18 +142,14 @@ class SolutionReward(Reward):
         group = await self.ask(_solutions_of(played), question, Models(played.judge, played.scorer))
         played.record.update(self.told(group))
         rewards = dict(zip(played.agents, self.pay(group), strict=True))
-        scored = paid(played, self.credited(played, rewards))
-        shared = self.figures(group)
-        return replace(scored, metrics={agent: own | shared for agent, own in scored.metrics.items()})
+        return paid(played, self.credited(played, rewards), self.figures(group))
 
     def stored_pay(self, record: ConversationRecord, seed: int) -> dict[int, float]:
         """The final solutions' rewards."""
         if record.protocol == "problem" and not self.pays_samples:
             raise ValueError(f"the reward {self.name!r} pays conversations, and these are plain samples")
         group = replace(
-            stored_solutions(
-                record.conversation(), seed=seed, right=record.correct, first_right=record.correct_initial
-            ),
+            _stored_solutions(record.conversation(), (record.correct_initial, record.correct), seed),
             comparisons=stored_comparisons(record).get(None),
             gains=record.gains,
             judge_answer=record.judge_answer,
@@ -149,36 +162,34 @@ class SolutionReward(Reward):
         return agent_pay(played, rewards)
 
 
-def stored_solutions(
-    conversation: Conversation,
-    *,
-    seed: int,
-    right: Mapping[int, bool] | None,
-    first_right: Mapping[int, bool] | None,
+def _stored_solutions(
+    conversation: Conversation, correctness: Sequence[Mapping[int, bool] | None], seed: int
 ) -> Solutions:
-    """The solutions of a stored conversation, by agent id, without their logprobs; all count as finished."""
+    """The solutions of a stored conversation, by agent id, without their logprobs; all count as finished.
+
+    Correctness is that of the first and of the final ones.
+    """
     check_solutions(conversation, "solutions are scored")
     final, first = conversation.final_solutions, conversation.first_solutions
-    graded_G, first_graded_G = (
-        None if known is None else [float(known[agent_id]) for agent_id in sorted(final)]
-        for known in (right, first_right)
+    agents = sorted(final)
+    first_graded_G, graded_G = (
+        None if known is None else [float(known[agent_id]) for agent_id in agents] for known in correctness
     )
     return Solutions(
-        final_G=[final[agent_id] for agent_id in sorted(final)],
-        first_G=[first[agent_id] for agent_id in sorted(final)],
-        finished_G=[True] * len(final),
+        final_G=[final[agent_id] for agent_id in agents],
+        first_G=[first[agent_id] for agent_id in agents],
+        finished_G=[True] * len(agents),
         logprobs_G_T=None,
         graded_G=graded_G,
         seed=seed,
         first_graded_G=first_graded_G,
-        agents_G=sorted(final),
+        agents_G=agents,
     )
 
 
 def _solutions_of(played: Played) -> Solutions:
     """Solutions of a conversation that was just played, by agent id; each with the reply that gave it."""
-    first_right, right = correctness(played)
-    stored = stored_solutions(played.conversation, seed=played.seed, right=right, first_right=first_right)
+    stored = _stored_solutions(played.conversation, played.correctness, played.seed)
     replies: dict[tuple[int, int, int], TokensWithLogprobs] = {}
     for seat, place in enumerate(played.protocol.seats(played.conversation.num_agents)):
         turns = played.conversation.sampled_turns(*place)

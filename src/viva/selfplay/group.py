@@ -281,7 +281,6 @@ class MultiAgentConversationEnvGroupBuilder(EnvGroupBuilder):
     _unpaid_seats: frozenset[int] = field(default=frozenset(), init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Reject a conversation that could not be held."""
         self.reward.check(self.protocol, self.num_agents)
         if self.reward.judge is not None and self.judge is None:
             raise ValueError(
@@ -374,11 +373,8 @@ class MultiAgentConversationEnvGroupBuilder(EnvGroupBuilder):
             )
             self._record["initial_judge_comparisons"] = [asdict(each) for each in compared]
         return [
-            (
-                scored.rewards.get((env.agent_id, env.lane), 0.0),
-                {} if env.lane else scored.metrics.get(env.agent_id, {}),
-            )
-            for env in seats
+            (scored.rewards.get((agent_id, lane), 0.0), {} if lane else scored.metrics.get(agent_id, {}))
+            for agent_id, lane in places
         ]
 
     def credit(self) -> GroupCredit | None:

@@ -40,7 +40,7 @@ from viva.judging.ballots import (
     sides_of,
 )
 from viva.judging.comparison import Outcome, label_comparisons, pair_flips, rank_correlation
-from viva.judging.ranking import LabelBallot, RankingReply
+from viva.judging.ranking import LabelBallot, ballots_by_segment
 from viva.judging.records import ComparisonRecord, ConversationRecord
 
 _TextVote: TypeAlias = tuple[str, str, float]
@@ -75,8 +75,8 @@ def signs(records: Iterable[ConversationRecord]) -> dict[str, float]:
             ]
             texts = texts_before(conversation, segment)
             votes += _count_ballots(counted, ballots, texts, by_voters=not answers)
-            for comparisons in label_comparisons(answers):
-                counted["order_flips"] += pair_flips(comparisons)
+            for answer in answers:
+                counted["order_flips"] += pair_flips(label_comparisons(answer))
         votes += _count_comparisons(counted, record.comparisons, conversation)
         counted["against_initial_judge"] += _against_initial_judge(
             votes, record.initial_judge_comparisons, conversation.final_solutions
@@ -89,15 +89,6 @@ def signs(records: Iterable[ConversationRecord]) -> dict[str, float]:
     return means | _entropies(
         [text for record in known for text in record.conversation().final_solutions.values()]
     )
-
-
-def ballots_by_segment(conversation: Conversation) -> dict[str, dict[int, tuple[Vote, ...]]]:
-    """Votes of all rankings by segment and voter, empty ballots included."""
-    found: dict[str, dict[int, tuple[Vote, ...]]] = {}
-    for turn in conversation.turns:
-        if isinstance(turn.response, RankingReply):
-            found.setdefault(turn.segment, {})[turn.agent_id] = turn.response.preferences
-    return found
 
 
 def texts_before(conversation: Conversation, segment: str) -> dict[Item, str]:
