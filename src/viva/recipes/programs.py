@@ -46,13 +46,13 @@ def train_recipe(recipe: str, argv: Sequence[str] | None) -> int:
     """Run one of `RECIPES` with command-line options (``None``: the process's); see `viva.recipes.common.exit_code`."""
     prepare_threads()
     config = parse_options(import_module(f"viva.recipes.{recipe}").Config, argv, recipe)
-    from viva.recipes.common import complain, exit_code
+    from viva.recipes.common import exit_code, say
     from viva.recipes.loop import run_recipe
 
     try:
         return asyncio.run(exit_code(run_recipe(config)))
     except KeyboardInterrupt:  # before or after the steps, where `Interrupts` does not listen
-        complain("interrupted; the run can be resumed")
+        say("interrupted; the run can be resumed", is_error=True)
         return 128 + signal.SIGINT
 
 
