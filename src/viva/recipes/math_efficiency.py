@@ -313,7 +313,7 @@ class Config(AskedConfig):
                     answer=item.answer,
                     token_budget=self.budget,
                     length_weight=self.length_weight,
-                    grader=plan.grader,
+                    grader=plan.check.is_right,
                 ),
                 group_size=self.group_size,
                 policy=policy,
