@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from hashlib import blake2b
@@ -66,9 +66,6 @@ class Conversations(Sequence[ConversationRecord]):
             return row.record
         paid = {seat: reward for seat, reward in enumerate(row.rewards or ()) if reward is not None}
         return ConversationRecord(question="", rewards=paid)
-
-    def __iter__(self) -> Iterator[ConversationRecord]:
-        return (self[place] for place in range(len(self)))
 
 
 class Run:
