@@ -148,7 +148,8 @@ def parse_cost(argv: Sequence[str]) -> tuple[CostOptions, Planned]:
     at_least(config, {"lora_rank": 0})
     files = [text.partition("=")[2] for text in theirs if option_name(text) == "config"]
     filed = {name for file in files for name in read_options(file, ANSWERING[recipe], recipe)}
-    return _as_the_recipe_says(options, config, _names(own), _names(theirs), filed), config
+    named = set(map(option_name, own)), set(map(option_name, theirs))
+    return _as_the_recipe_says(options, config, *named, filed), config
 
 
 def _as_the_recipe_says(
@@ -176,11 +177,7 @@ def _as_the_recipe_says(
 def uncounted_options(argv: Sequence[str]) -> list[str]:
     """Names of the recipe's options in a command line that have no part in the count, in order."""
     own = {*chz.chz_fields(CostOptions), "config"}
-    return sorted(name for name in _names(argv) if name.partition(".")[0] not in own | _COUNTED)
-
-
-def _names(argv: Sequence[str]) -> set[str]:
-    return {text.partition("=")[0].lstrip("-") for text in argv}
+    return sorted(set(map(option_name, argv)) - own - _COUNTED)
 
 
 def recipe_cost(config: Planned, text: Text) -> RecipeCost:

@@ -79,8 +79,6 @@ def _check_options(options: ExportOptions) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Source:
-    """The source of an export."""
-
     run: RunIndex
     checkpoint: Checkpoint
     state_path: str
