@@ -135,14 +135,13 @@ def _run(argv: Sequence[str] | None) -> int:
 
 
 def _train(options: argparse.Namespace) -> int:
-    from viva.recipes.programs import RECIPES, train_recipe, unknown_recipe
+    from viva.recipes.programs import recipe_named, train_recipe
 
-    recipe, arguments = str(options.recipe), list(options.options)
-    if ":" in recipe:  # an object of the user's code
-        return train_recipe("protocol", [f"protocol={recipe}", *arguments])
-    if recipe.replace("-", "_") not in RECIPES:
-        return _mistake(unknown_recipe(recipe))
-    return train_recipe(recipe.replace("-", "_"), arguments)
+    try:
+        recipe, protocol = recipe_named(options.recipe)
+    except ValueError as error:
+        return _mistake(str(error))
+    return train_recipe(recipe, [*(f"{name}={value}" for name, value in protocol.items()), *options.options])
 
 
 def _report(options: argparse.Namespace) -> None:

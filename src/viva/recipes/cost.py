@@ -29,9 +29,10 @@ from viva.judging.scorer import scorer_messages
 from viva.recipes.common import resolve_batch_size
 from viva.recipes.config import RecipeConfig, option_name, parse_options, read_options
 from viva.recipes.data import load_jsonl
-from viva.recipes.evaluation.planned import ANSWERING, Planned, recipe_named
+from viva.recipes.evaluation.planned import ANSWERING, Planned
 from viva.recipes.math_efficiency import Config as MathConfig
 from viva.recipes.plan import at_least, not_negative
+from viva.recipes.programs import recipe_named
 from viva.recipes.protocol import ConversationConfig, Game
 from viva.rewards.base import Reward
 from viva.rewards.rubric import Rubric
@@ -135,7 +136,7 @@ def parse_cost(argv: Sequence[str]) -> tuple[CostOptions, Planned]:
     own = [text for text in argv if option_name(text) in own_names]
     theirs = [text for text in argv if option_name(text) not in own_names]
     options = parse_options(CostOptions, own)
-    recipe, protocol = recipe_named(options.recipe)
+    recipe, protocol = recipe_named(options.recipe, ANSWERING)
     theirs += [f"{name}={value}" for name, value in protocol.items()]
     for name in (*chz.chz_fields(Lengths), "chars_per_token", "steps"):
         if not 0 < getattr(options, name) < inf:
