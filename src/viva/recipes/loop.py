@@ -198,7 +198,7 @@ async def _penalty(plan: Plan, opened: OpenRun) -> tuple[KlPenalty | None, list[
     return KlPenalty(coef=coef, reference=reference), followers
 
 
-def direct_evaluators(plan: Plan, opened: OpenRun) -> list[Evaluator]:
+def direct_evaluators(plan: Plan, opened: OpenRun) -> list[DirectEvaluator]:
     """Evaluators of bare questions, where test prompts have answers."""
     graded = [item for item in plan.test if item.answer is not None]
     if not graded:

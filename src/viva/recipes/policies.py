@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from viva.conversation.messages import did_you_mean
 from viva.conversation.roles import Roles
+from viva.eval.direct import DirectEvaluator
 from viva.judging.judge import SamplingClient
 from viva.recipes.common import OpenRun
 from viva.recipes.evaluation.target import Target, find_target, open_policy
@@ -22,7 +23,6 @@ from viva.run.checkpoints import member_state
 from viva.sdk import TrainingClient, settled
 from viva.training.console import Begin
 from viva.training.followers import NEVER, FixedMember, FrozenMember, PastSelves
-from viva.training.loop import Evaluator, Reporting
 from viva.training.members import Members
 from viva.training.sampling import member_of
 from viva.training.service import EngineConfig
@@ -199,12 +199,12 @@ async def _open_other(name: str, roles: Roles, plan: Plan, opened: OpenRun) -> S
 class MemberEvaluator:
     """Measures a member as `inner` measures the main policy; metrics begin with its name."""
 
-    inner: Evaluator
+    inner: DirectEvaluator
     name: str
 
     def reporting(self, begin: Begin) -> MemberEvaluator:
         """The same evaluator with a place to report to."""
-        return replace(self, inner=self.inner.reporting(begin)) if isinstance(self.inner, Reporting) else self
+        return replace(self, inner=self.inner.reporting(begin))
 
     async def __call__(self, sampler: SamplingClient, step: int) -> Mapping[str, float]:
         """Metrics with the member's name."""
