@@ -301,11 +301,7 @@ async def _open_run_on(
         options.check_length(prepared.folder.path, resume_from.next_step)
     if options.engine.engine == "local":
         prepared = prepared.with_base(model_digests(options.model), name=options.model)
-    renderer = load_renderer(
-        client.get_tokenizer(),
-        model_name=split_revision(options.model)[0],
-        renderer_name=options.renderer_name,
-    )
+    renderer = renderer_of(client, options.model, options.renderer_name)
     if check is not None:
         await check(service, client)
     folder = prepared.open()
@@ -322,6 +318,11 @@ async def _open_run_on(
         context_window=context_window(options.model) if options.engine.engine == "local" else None,
         trackers=open_trackers(options.trackers, folder, next_step=None if is_complete else next_step),
     )
+
+
+def renderer_of(client: Any, model: str, name: str | None = None) -> Renderer:
+    """The chat format of a client's model: the named one, else as recognised."""
+    return load_renderer(client.get_tokenizer(), model_name=split_revision(model)[0], renderer_name=name)
 
 
 async def _open_client(
