@@ -178,7 +178,8 @@ def _as_the_recipe_says(
 def uncounted_options(argv: Sequence[str]) -> list[str]:
     """Names of the recipe's options in a command line that have no part in the count, in order."""
     own = {*chz.chz_fields(CostOptions), "config"}
-    return sorted(set(map(option_name, argv)) - own - _COUNTED)
+    uncounted = [text for text in argv if option_name(text) not in own | _COUNTED]
+    return sorted({text.partition("=")[0].lstrip("-") for text in uncounted})
 
 
 def recipe_cost(config: Planned, text: Text) -> RecipeCost:
