@@ -257,10 +257,7 @@ class Config(AskedConfig):
         strategies = list(find_strategies(self.strategies))
         _check_mixture(self, strategies)
         _check_estimator(self, strategies)
-        talked: list[str] = []
-        if self.talks:
-            self.game()
-            talked = [self.conversation_reward]
+        game = self.game() if self.talks else None
         reward = self.group_reward()
         told = "" if reward is None else f"reward {self.reward}, "
         if self.max_staleness or self.stream_updates:
@@ -277,13 +274,15 @@ class Config(AskedConfig):
             record={
                 "hint": DEFAULT_HINT if self.hint is None else self.hint,
                 "token_budget": self.budget,
-                "user_code": source_digests(*self.strategies, self.reward, *talked),
+                "user_code": source_digests(
+                    *self.strategies, self.reward, self.conversation_reward if game else None
+                ),
             },
         )
         _check_read(self, strategies, reward)
         if reward is None or reward.needs_answers:
             _check_answers(plan)
-        return with_checked_judge(plan, self.game().reward if self.talks else reward, self.judge_text())
+        return with_checked_judge(plan, game.reward if game else reward, self.judge_text())
 
     async def build_training(self, plan: Plan, opened: OpenRun) -> Training:
         """The loop's parts for an open run."""
