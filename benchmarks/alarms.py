@@ -108,7 +108,9 @@ def train(
         opened = await open_run(plan)
         try:
             training = await config.build_training(plan, opened)
-            asked = DirectEvaluator(items=plan.test, direct=direct_sampler(plan, opened, 0.0))
+            asked = DirectEvaluator(
+                items=plan.test, direct=direct_sampler(plan.config, plan.check, opened).at(0.0)
+            )
             training = replace(
                 training,
                 dataset=PlantedDataset(honest=training.dataset, kind=kind, onset=ONSET),

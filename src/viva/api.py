@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from hashlib import blake2b
@@ -20,9 +20,9 @@ from viva.conversation.messages import listed
 from viva.conversation.protocol import Protocol
 from viva.judging.records import ConversationRecord, Transcript
 from viva.recipes.config import make_options, read_options
-from viva.recipes.programs import RECIPES, unknown_recipe
+from viva.recipes.programs import recipe_named
 from viva.run.files import note_written, write_atomic
-from viva.selfplay.user_code import is_target, remember
+from viva.selfplay.user_code import remember
 from viva.threads import prepare_threads
 
 if TYPE_CHECKING:
@@ -66,9 +66,6 @@ class Conversations(Sequence[ConversationRecord]):
             return row.record
         paid = {seat: reward for seat, reward in enumerate(row.rewards or ()) if reward is not None}
         return ConversationRecord(question="", rewards=paid)
-
-    def __iter__(self) -> Iterator[ConversationRecord]:
-        return (self[place] for place in range(len(self)))
 
 
 class Run:
@@ -224,11 +221,8 @@ async def train_async(
     """`train` where an event loop runs already, as in a notebook."""
     prepare_threads()
     given = _options(options)
-    if isinstance(recipe, Protocol) or is_target(recipe):
-        recipe, given["protocol"] = "protocol", remember(recipe)
-    recipe = recipe.replace("-", "_")
-    if recipe not in RECIPES:
-        raise ValueError(unknown_recipe(recipe))
+    recipe, protocol = recipe_named(remember(recipe))
+    given |= protocol
     named = {"model_name": None if model is None else str(model), "max_steps": steps}
     code = _options({"reward": reward, "grader": grader, "config": config})
     config = code.pop("config")

@@ -126,12 +126,8 @@ def _run(argv: Sequence[str] | None) -> int:
     if options.command is None:
         parser().print_help()
         return 0
-    return _exit_status(_COMMANDS[options.command][0], options)
-
-
-def _exit_status(command: Command, options: argparse.Namespace) -> int:
     try:
-        return command(options) or 0
+        return _COMMANDS[options.command][0](options) or 0
     except (ValueError, OSError) as error:
         if options.command in _EXPLAIN_THEMSELVES:
             raise
@@ -139,14 +135,13 @@ def _exit_status(command: Command, options: argparse.Namespace) -> int:
 
 
 def _train(options: argparse.Namespace) -> int:
-    from viva.recipes.programs import RECIPES, train_recipe, unknown_recipe
+    from viva.recipes.programs import recipe_named, train_recipe
 
-    recipe, arguments = str(options.recipe), list(options.options)
-    if ":" in recipe:  # an object of the user's code
-        return train_recipe("protocol", [f"protocol={recipe}", *arguments])
-    if recipe.replace("-", "_") not in RECIPES:
-        return _mistake(unknown_recipe(recipe))
-    return train_recipe(recipe.replace("-", "_"), arguments)
+    try:
+        recipe, protocol = recipe_named(options.recipe)
+    except ValueError as error:
+        return _mistake(str(error))
+    return train_recipe(recipe, [*(f"{name}={value}" for name, value in protocol.items()), *options.options])
 
 
 def _report(options: argparse.Namespace) -> None:
@@ -253,19 +248,15 @@ def _screen(options: argparse.Namespace) -> None:
 
 
 def _rescore(options: argparse.Namespace) -> None:
-    from viva.recipes.config import parse_options
     from viva.view.rescore import RescoreOptions, rescore, rescore_text
 
-    rules = parse_options(RescoreOptions, options.options)
-    _write(rescore_text(rescore(options.run, rules)))
+    _write(rescore_text(rescore(options.run, _chosen(RescoreOptions, options))))
 
 
 def _estimate(options: argparse.Namespace) -> None:
-    from viva.recipes.config import parse_options
     from viva.view.estimates import EstimateOptions, estimate_run, estimation_text
 
-    chosen = parse_options(EstimateOptions, options.options)
-    _write(estimation_text(estimate_run(options.run, chosen)))
+    _write(estimation_text(estimate_run(options.run, _chosen(EstimateOptions, options))))
 
 
 def _recipes(_options: argparse.Namespace) -> None:

@@ -148,10 +148,10 @@ def test_a_run_of_whole_batches_is_made_longer_in_passes(start, tmp_path):
 
 
 def test_a_run_on_the_built_in_policy_goes_on_after_the_package_moved(model, start, tmp_path, monkeypatch):
-    monkeypatch.setattr("viva.tiny.model_path", lambda: model)
+    monkeypatch.setattr("viva.recipes.common.model_path", lambda: model)
     assert start(tmp_path / "run", model_name="tiny") == 0
     moved = model.rename(tmp_path / "moved")
-    monkeypatch.setattr("viva.tiny.model_path", lambda: moved)
+    monkeypatch.setattr("viva.recipes.common.model_path", lambda: moved)
     assert start(tmp_path / "run", model_name="tiny", max_steps=3, behavior_if_exists="resume") == 0
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 3
 

@@ -8,7 +8,7 @@ import pytest
 
 import viva
 from viva.recipes.programs import train_recipe
-from viva.recipes.verifiers import command_of
+from viva.recipes.environment import command_of
 from viva.serve import agents
 
 EPISODE = """

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from view_runs import metrics_row, transcript, write_lines
 
-from viva.recipes.common import complain, say
+from viva.recipes.common import say
 from viva.run.log import RunLog
 from viva.run.secrets import (
     guard_tracebacks,
@@ -329,7 +329,7 @@ def test_every_way_to_the_terminal_shows_signs_in_place_of_escapes(capsys, monke
     try:
         guard_tracebacks()
         say(HOSTILE)
-        complain(HOSTILE)
+        say(HOSTILE, is_error=True)
         console = RunConsole(num_steps=1)
         console.message(HOSTILE)
         console.warn_once("a", HOSTILE)

@@ -1,1 +1,1 @@
-"""Ready-made training runs; each is a module run as ``python -m viva.recipes.<recipe>.train key=value ...``."""
+"""Ready-made training runs: ``viva train RECIPE key=value ...`` runs one."""

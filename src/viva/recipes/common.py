@@ -1,7 +1,6 @@
 """One run of any recipe, from its options to the exported adapter.
 
-torch and what needs it are imported inside the functions, so that a recipe's ``--help`` and its checks are quick and
-the thread settings are in place before torch starts.
+It loads torch: a recipe imports it where it plans a run, after ``--help`` and when the thread settings are in place.
 """
 
 from __future__ import annotations
@@ -14,22 +13,37 @@ from pathlib import Path
 from signal import Signals
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from rich.console import Console
+from tinker_cookbook.renderers.base import Renderer
+
 from viva.conversation.messages import counted
+from viva.conversation.rendering import load_renderer
 from viva.engine.gguf import gguf_folder, is_gguf
 from viva.hub import pinned, split_revision
+from viva.judging.judge import POLICIES
 from viva.model_files import model_digests
+from viva.run.checkpoints import Checkpoint, member_state, members_beside
+from viva.run.files import note_written
+from viva.run.folder import BehaviorIfExists, PreparedFolder, RunFolder, prepare_run_folder
+from viva.run.secrets import printable
+from viva.run.trackers import OpenTracker, TrackerChoice, open_trackers
+from viva.sdk import ServiceClient, TrainingClient, settled
+from viva.tiny import MODEL_NAME, model_path
+from viva.training.data import ExampleDataset
+from viva.training.followers import SavedWeights
+from viva.training.remote import saved_model, state_deleter
+from viva.training.service import (
+    EngineConfig,
+    context_window,
+    default_learning_rate,
+    end_session,
+    ending_of,
+    make_service,
+)
 
 if TYPE_CHECKING:
-    from tinker_cookbook.renderers.base import Renderer
-
     from viva.recipes.plan import Plan
-    from viva.run.checkpoints import Checkpoint
-    from viva.run.folder import BehaviorIfExists, PreparedFolder, RunFolder
-    from viva.run.trackers import OpenTracker, TrackerChoice
-    from viva.sdk import ServiceClient, TrainingClient
-    from viva.training.followers import SavedWeights
     from viva.training.loop import Training
-    from viva.training.service import EngineConfig
 
 DEFAULT_BATCH_SIZE = 128
 
@@ -42,7 +56,6 @@ REFUSED = 2
 NOBODY = "none"
 """As ``eval_judge``: no test answers are judged."""
 
-_BUILT_IN = "tiny"
 _PATHS = ("model_name", "train_prompts_path", "test_prompts_path", "judge_prompt_path", "judge", "eval_judge")
 """Options that may be paths of files that a run reads."""
 _CODE = ("grader", "protocol", "reward")
@@ -86,7 +99,7 @@ def resolve_model(model_name: str, revision: str | None = None) -> str:
     """
     path = Path(model_name).expanduser()
     if revision is not None:
-        if model_name == _BUILT_IN or path.exists():
+        if model_name == MODEL_NAME or path.exists():
             raise ValueError(
                 f"model_revision={revision} is that of a model on the hub, but model_name={model_name} is not there; "
                 "leave model_revision out"
@@ -97,9 +110,7 @@ def resolve_model(model_name: str, revision: str | None = None) -> str:
                 f"model_name={model_name}"
             )
         return pinned(resolve_model(model_name), revision)
-    if model_name == _BUILT_IN:
-        from viva.tiny import model_path
-
+    if model_name == MODEL_NAME:
         return str(model_path())
     if has_run(path):
         raise ValueError(
@@ -130,9 +141,7 @@ def located(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     for where the run was started, if that can be told (its folder still ends with its ``log_path``), then in the run's
     folder, `folder`. What lies in neither stays as it is, and means the current folder.
     """
-    from viva.judging.judge import POLICIES
-
-    words = (_BUILT_IN, NOBODY, *POLICIES)
+    words = (MODEL_NAME, NOBODY, *POLICIES)
     now, then = folder.resolve(), Path(str(config.get("log_path") or "."))
     places = [now]
     if not then.is_absolute() and ".." not in then.parts and now.parts[-len(then.parts) :] == then.parts:
@@ -167,10 +176,8 @@ def learning_rate(given: float | None, model_name: str, *, is_lora: bool, is_loc
     """
     if given is not None:
         return given
-    if model_name == _BUILT_IN and is_lora:
+    if model_name == MODEL_NAME and is_lora:
         return _BUILT_IN_RATE
-    from viva.training.service import default_learning_rate
-
     return default_learning_rate(resolve_model(model_name), is_lora=is_lora, may_fetch=is_local)
 
 
@@ -206,11 +213,7 @@ class RunOptions:
         return {"base_model": self.model} if self.engine.engine == "local" else {}
 
     def check_length(self, run: Path, num_made: int) -> None:
-        """Refuse a length at which a run cannot go on after the steps that it has made.
-
-        Raises:
-            ValueError: See above.
-        """
+        """Refuse (`ValueError`) a length at which a run cannot go on after the steps that it has made."""
         if num_made > self.num_steps:
             raise ValueError(
                 f"the run in {run} has made {num_made} steps, and is to end after {self.num_steps}; give as many steps "
@@ -219,16 +222,12 @@ class RunOptions:
 
     async def open_state(self, service: ServiceClient, path: str) -> TrainingClient:
         """The training client with weights and optimiser as they were saved."""
-        from viva.sdk import settled
-
         return await settled(
             service.create_training_client_from_state_with_optimizer(path, **self._base_model_argument)
         )
 
     async def open_start(self, service: ServiceClient) -> TrainingClient:
         """A training client as a new run begins with it."""
-        from viva.sdk import settled
-
         path = self.load_checkpoint_path
         if path is not None:
             return await settled(service.create_training_client_from_state(path, **self._base_model_argument))
@@ -252,8 +251,6 @@ class OpenRun:
 
     def saved_weights(self, client: TrainingClient, plan: Plan) -> SavedWeights:
         """Weights of a policy of this run that are saved at some steps."""
-        from viva.training.followers import SavedWeights
-
         start, checkpoints = self.resume_from, self.folder.checkpoints
         return SavedWeights(
             client=client,
@@ -273,9 +270,6 @@ async def open_run(options: RunOptions, check: EngineCheck | None = None) -> Ope
 
     All that can be wrong is found before anything in the folder is touched.
     """
-    from viva.run.folder import prepare_run_folder
-    from viva.training.service import end_session, ending_of, make_service
-
     prepared = prepare_run_folder(
         options.log_path,
         behavior=options.behavior_if_exists,
@@ -302,21 +296,12 @@ async def open_run(options: RunOptions, check: EngineCheck | None = None) -> Ope
 async def _open_run_on(
     service: ServiceClient, options: RunOptions, prepared: PreparedFolder, check: EngineCheck | None
 ) -> OpenRun:
-    from viva.conversation.rendering import load_renderer
-    from viva.run.trackers import open_trackers
-    from viva.training.remote import state_deleter
-    from viva.training.service import context_window
-
     client, resume_from = await _open_client(options, prepared, service)
     if resume_from is not None:
         options.check_length(prepared.folder.path, resume_from.next_step)
     if options.engine.engine == "local":
         prepared = prepared.with_base(model_digests(options.model), name=options.model)
-    renderer = load_renderer(
-        client.get_tokenizer(),
-        model_name=split_revision(options.model)[0],
-        renderer_name=options.renderer_name,
-    )
+    renderer = renderer_of(client, options.model, options.renderer_name)
     if check is not None:
         await check(service, client)
     folder = prepared.open()
@@ -333,6 +318,11 @@ async def _open_run_on(
         context_window=context_window(options.model) if options.engine.engine == "local" else None,
         trackers=open_trackers(options.trackers, folder, next_step=None if is_complete else next_step),
     )
+
+
+def renderer_of(client: Any, model: str, name: str | None = None) -> Renderer:
+    """The chat format of a client's model: the named one, else as recognised."""
+    return load_renderer(client.get_tokenizer(), model_name=split_revision(model)[0], renderer_name=name)
 
 
 async def _open_client(
@@ -355,8 +345,6 @@ async def _check_start(start: str, options: RunOptions, service: ServiceClient) 
     The local engine compares the base model's content, a remote one has only its name.
     """
     if options.engine.engine == "remote":
-        from viva.training.remote import saved_model
-
         model, rank = await saved_model(service, start)
     else:
         from viva.engine.checkpoint import read_state
@@ -416,11 +404,8 @@ def finish_run(training: Training, *, model: str, is_complete: bool) -> None:
             f"Go on with the same command and behavior_if_exists=resume (log_path={folder.path})"
         )
         return
-    from viva.run.checkpoints import member_state, members_beside
     from viva.run.export import ended_with, export_weights
-    from viva.run.files import note_written
     from viva.training.advice import is_void
-    from viva.training.data import ExampleDataset
     from viva.view.report import write_report
     from viva.view.summary import headline_text
 
@@ -458,24 +443,12 @@ async def exit_code(run: Awaitable[Signals | None]) -> int:
     """
     try:
         received = await run
-    except RefusedRunError as error:
-        complain(f"error: {error}")
-        return REFUSED
-    except FailedRunError as error:
-        complain(f"error: {error}")
-        return 1
+    except (RefusedRunError, FailedRunError) as error:
+        say(f"error: {error}", is_error=True)
+        return REFUSED if isinstance(error, RefusedRunError) else 1
     return 0 if received is None else 128 + received
 
 
 def say(text: str, *, is_error: bool = False) -> None:
     """One line for the user, on the error stream if something went wrong; it tells no secrets."""
-    from rich.console import Console
-
-    from viva.run.secrets import printable
-
     Console(stderr=is_error, highlight=False).print(printable(text), soft_wrap=True, markup=False)
-
-
-def complain(text: str) -> None:
-    """One line about what went wrong, on the error stream."""
-    say(text, is_error=True)

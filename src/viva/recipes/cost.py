@@ -22,15 +22,20 @@ from viva.judging.comparison import (
     judge_messages,
     pairs,
 )
+from viva.judging.judge import JudgeOptions
 from viva.judging.reasoning_gym import is_generated
+from viva.judging.rubric import CRITERION_PREFIX, criterion_messages
+from viva.judging.scorer import scorer_messages
 from viva.recipes.common import resolve_batch_size
 from viva.recipes.config import RecipeConfig, option_name, parse_options, read_options
 from viva.recipes.data import load_jsonl
-from viva.recipes.evaluation.planned import ANSWERING, Planned, recipe_named
+from viva.recipes.evaluation.planned import ANSWERING, Planned
 from viva.recipes.math_efficiency import Config as MathConfig
 from viva.recipes.plan import at_least, not_negative
+from viva.recipes.programs import recipe_named
 from viva.recipes.protocol import ConversationConfig, Game
 from viva.rewards.base import Reward
+from viva.rewards.rubric import Rubric
 from viva.scaling.counts import Call, Counts, Passes, TrainedReply, count_step
 from viva.scaling.groups import (
     Lengths,
@@ -128,12 +133,10 @@ def parse_cost(argv: Sequence[str]) -> tuple[CostOptions, Planned]:
         ValueError: If there is no such recipe, or a number makes no sense.
     """
     own_names = {*chz.chz_fields(CostOptions), "help"}
-    own: list[str] = []
-    theirs: list[str] = []
-    for text in argv:
-        (own if option_name(text) in own_names else theirs).append(text)
+    own = [text for text in argv if option_name(text) in own_names]
+    theirs = [text for text in argv if option_name(text) not in own_names]
     options = parse_options(CostOptions, own)
-    recipe, protocol = recipe_named(options.recipe)
+    recipe, protocol = recipe_named(options.recipe, ANSWERING)
     theirs += [f"{name}={value}" for name, value in protocol.items()]
     for name in (*chz.chz_fields(Lengths), "chars_per_token", "steps"):
         if not 0 < getattr(options, name) < inf:
@@ -146,7 +149,8 @@ def parse_cost(argv: Sequence[str]) -> tuple[CostOptions, Planned]:
     at_least(config, {"lora_rank": 0})
     files = [text.partition("=")[2] for text in theirs if option_name(text) == "config"]
     filed = {name for file in files for name in read_options(file, ANSWERING[recipe], recipe)}
-    return _as_the_recipe_says(options, config, _names(own), _names(theirs), filed), config
+    named = set(map(option_name, own)), set(map(option_name, theirs))
+    return _as_the_recipe_says(options, config, *named, filed), config
 
 
 def _as_the_recipe_says(
@@ -174,11 +178,8 @@ def _as_the_recipe_says(
 def uncounted_options(argv: Sequence[str]) -> list[str]:
     """Names of the recipe's options in a command line that have no part in the count, in order."""
     own = {*chz.chz_fields(CostOptions), "config"}
-    return sorted(name for name in _names(argv) if name.partition(".")[0] not in own | _COUNTED)
-
-
-def _names(argv: Sequence[str]) -> set[str]:
-    return {text.partition("=")[0].lstrip("-") for text in argv}
+    uncounted = [text for text in argv if option_name(text) not in own | _COUNTED]
+    return sorted({text.partition("=")[0].lstrip("-") for text in uncounted})
 
 
 def recipe_cost(config: Planned, text: Text) -> RecipeCost:
@@ -276,11 +277,22 @@ def _initial_judge_calls(config: ConversationConfig, game: Game, text: Text, wav
     """The calls of the policy at the start about pairs of final solutions."""
     last, told = len(game.protocol.rounds) - 1, config.judge_text() or comparison.JUDGE_SYSTEM_PROMPT
     chosen = pairs(range(game.num_agents), TournamentPattern.ALL_PAIRS_ONE_WAY)[: config.initial_judge_pairs]
-    keys = [(solution_key(one, last), solution_key(other, last)) for one, other in chosen]
+    shown = [((one, last), (other, last)) for pair in chosen for one, other in (pair, pair[::-1])]
+    return _comparison_calls(shown, JudgeOptions(system_prompt=told), text, wave)
+
+
+def _comparison_calls(
+    matches: Sequence[tuple[tuple[int, int], tuple[int, int]]], judge: JudgeOptions, text: Text, wave: int
+) -> list[Call]:
+    """The calls of a judge about pairs of solutions, each by agent and round."""
     return judge_calls(
-        [shown for pair in keys for shown in (pair, pair[::-1])],
-        messages=lambda question, shown, own: _texts(judge_messages(question, shown[0], shown[1], told)),
-        prefill=VERDICT_PREFIX,
+        [(solution_key(*first), solution_key(*second)) for first, second in matches],
+        messages=lambda question, shown, own: _texts(
+            judge_messages(
+                question, shown[0], shown[1], judge.system_prompt, own if judge.answers_first else ""
+            )
+        ),
+        prefill=VERDICT_PREFIX if judge.mode == "logprob" else None,
         text=text,
         wave=wave,
     )
@@ -288,27 +300,12 @@ def _initial_judge_calls(config: ConversationConfig, game: Game, text: Text, wav
 
 def _asked_calls(reward: Reward, protocol: Protocol, number: int, text: Text, wave: int) -> list[Call]:
     """The calls of judge and scorer about one group of so many solutions."""
-    from viva.judging.rubric import CRITERION_PREFIX, criterion_messages
-    from viva.judging.scorer import scorer_messages
-    from viva.rewards.rubric import Rubric
-
     calls: list[Call] = []
     judge = reward.judge
     if judge is not None:
         is_shown = judge.answers_first
         behind = wave + 1 if is_shown else wave
-        calls += judge_calls(
-            [
-                (solution_key(*first), solution_key(*second))
-                for first, second in reward.matches(protocol, number)
-            ],
-            messages=lambda question, shown, own: _texts(
-                judge_messages(question, shown[0], shown[1], judge.system_prompt, own if is_shown else "")
-            ),
-            prefill=VERDICT_PREFIX if judge.mode == "logprob" else None,
-            text=text,
-            wave=behind,
-        )
+        calls += _comparison_calls(reward.matches(protocol, number), judge, text, behind)
         for criterion in reward.inner.criteria if isinstance(reward.inner, Rubric) else ():
             calls += judge_calls(
                 [(solution_key(agent, len(protocol.rounds) - 1),) for agent in range(number)],

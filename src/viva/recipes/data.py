@@ -4,7 +4,6 @@ Everything is read once at the start, to find mistakes, but nothing is kept: pro
 comes, from the file or from the memory-mapped data set.
 """
 
-import hashlib
 import json
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -221,10 +220,6 @@ def held_out_source(options: DataOptions) -> str | None:
     return train if named is None and train is not None and is_generated(train) else named
 
 
-def _question_digest(question: str) -> bytes:
-    return hashlib.blake2b(question.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-
-
 def _held_out_family(options: DataOptions, source: str) -> Family:
     """The family of generated test problems: as named, with a seed and a size of its own where there is none."""
     if options.test_prompts_path is None:  # the training problems' options
@@ -241,14 +236,14 @@ def _generated_test(options: DataOptions, source: str, trained: Iterable[str]) -
         ValueError: If there is no such family, or nothing is left.
     """
     family, limit = _held_out_family(options, source), options.max_test_samples
-    taken = {_question_digest(question) for question in trained}
-    seen: set[bytes] = set()
+    taken = {item_digest(PromptItem(question=question)) for question in trained}
+    seen: set[int] = set()
     items: list[PromptItem] = []
     looked = repeated = 0
     while looked < len(family) and (limit is None or len(items) < limit):
         problem = family.problem(looked)
         looked += 1
-        digest = _question_digest(problem.question)
+        digest = item_digest(PromptItem(question=problem.question))
         repeated += digest in taken
         if digest not in taken and digest not in seen:
             items.append(PromptItem(question=problem.question, answer=problem.known_answer))

@@ -28,6 +28,7 @@ from pathlib import Path
 
 from viva.engine.gguf import cache_folder
 from viva.recipes.programs import train_recipe
+from viva.threads import prepare_threads
 from viva.tiny.tasks import CAREFUL, Split, problems
 
 _NUM_BUILT_IN_TRAIN, _NUM_BUILT_IN_TEST = 2000, 500
@@ -219,21 +220,23 @@ async def show(run: Path, *, max_tokens: int | None = None) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a demonstration, whose options the command line may change; the process's exit code."""
-    from viva.recipes.common import complain, exit_code
+    prepare_threads()
+    from viva.recipes.common import exit_code, say
 
     arguments = list(sys.argv[1:] if argv is None else argv)
     recipe = None  # the first demonstration, on a model that others trained
     if arguments and "=" not in arguments[0] and not arguments[0].startswith("-"):
         recipe = arguments.pop(0)
         if recipe not in FOLDERS:
-            complain(f"error: {recipe!r} has no demonstration; there are {', '.join(FOLDERS)}")
+            say(f"error: {recipe!r} has no demonstration; there are {', '.join(FOLDERS)}", is_error=True)
             return 2
     given = dict(argument.lstrip("-").split("=", 1) for argument in arguments if "=" in argument)
     model = given.get("model_name", str(model_path()))
     if recipe is None and "model_name" not in given and not Path(model).is_file():
-        complain(
+        say(
             f"{model} is not there: `make models` fetches it from the Python index. Until then this demonstration "
-            "trains the built-in policy."
+            "trains the built-in policy.",
+            is_error=True,
         )
         recipe = "critique_self_play"
     folder = REAL_FOLDER if recipe is None else FOLDERS[recipe]

@@ -62,11 +62,11 @@ async def judged_pairs(
     what: str,
 ) -> list[Pair]:
     """One pair for every problem to which the model gives a wrong reply among so many."""
-    direct = direct_sampler(plan, opened, plan.config.temperature)
+    direct = direct_sampler(plan.config, plan.check, opened).at(plan.config.temperature)
     known = [item for item in items if item.answer is not None]
     say(f"asking the model {counted(samples, 'time')} each: {len(known)} {what}")
     asked = await ask_all(sampler, direct, known, samples)
-    return [pair for each in asked if (pair := _pair(each, plan.grader)) is not None]
+    return [pair for each in asked if (pair := _pair(each, plan.check.is_right)) is not None]
 
 
 def _pair(asked: Asked, grader: Grader) -> Pair | None:
@@ -207,7 +207,9 @@ async def played_examples(
         game = make_game()
         kept.append(_Kept(views=views, examples=[], scripted=scripted))
         game = replace(game, protocol=_watched(game.protocol, views), reward=kept[-1])
-        factory = game.factory(opened.renderer, plan.grader, voter_policy=PolicyRef(sampling_client=sampler))
+        factory = game.factory(
+            opened.renderer, plan.check.is_right, voter_policy=PolicyRef(sampling_client=sampler)
+        )
         item = plan.order.items[index % len(plan.order.items)]
         builders.append(factory(item, derive_seed(config.seed, "warmup", index)))
     say(f"playing {counted(len(builders), 'conversation')} to make examples of")

@@ -6,16 +6,28 @@
 
 What is named is a data set builder, a data set class or a function that returns one; it is called with those of the
 run's values that it takes (renderer, sizes, seed, steps) and with ``environment_options``.
+
+``verifiers:TASKSET`` is a taskset of verifiers 0.4, or for 0.1.14 to 0.3 a module with ``load_environment``. verifiers
+brings much with it, and 0.4 an ``openai`` below 3, so it may live in an environment of its own: each episode is a
+process of a Python that has it, see `viva.serve.verifiers_episode`. Members of a group play the same task.
 """
 
 from __future__ import annotations
 
+import asyncio
 import inspect
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
 from contextlib import ExitStack
+from importlib import util
 from typing import TYPE_CHECKING, Any
 
 import chz
+from packaging.version import Version
 
+from viva.loopback import check_packages
 from viva.recipes.config import DataOptions, RecipeConfig
 from viva.recipes.reward import refuse_unused
 from viva.selfplay.user_code import is_target, load_target, source_digests
@@ -46,6 +58,18 @@ _UNUSED = (
     *("system_prompt", "num_agents", "personas", "on_failure", "grader"),
 )
 
+_VERIFIERS = "verifiers:"
+_ASK_VERSION = "from importlib.metadata import version; print(version('verifiers'))"
+_REMEDY = (
+    "make an environment for it, python -m venv verifiers-env && verifiers-env/bin/pip install 'verifiers>=0.4,<0.5' "
+    "(or 'verifiers<0.4' for a package with load_environment), "
+    'and name it: \'environment_options={"python": "verifiers-env/bin/python"}\''
+)
+_OLDEST = Version("0.1.14")
+_MINOR = ((0, 1), (0, 2), (0, 3), (0, 4))
+_TIMEOUT_S = 600.0
+_MOST_PROCESSES = 8
+
 
 @chz.chz
 class Config(RecipeConfig):
@@ -69,7 +93,6 @@ class Config(RecipeConfig):
 
     def make_plan(self) -> Plan:
         """Check all options; neither a model nor the environment's data are loaded."""
-        from viva.recipes import verifiers
         from viva.recipes.plan import BatchUnit, at_least, plan_run
         from viva.training.data import PromptItem
 
@@ -78,8 +101,8 @@ class Config(RecipeConfig):
         refuse_unused(self, _UNUSED, why, RecipeConfig)
         if self.max_steps is None:
             raise ValueError("max_steps must say how long the run is; got none")
-        if self.environment.startswith(verifiers.PREFIX):
-            verifiers.command_of(self.environment, self.environment_options or {})
+        if self.environment.startswith(_VERIFIERS):
+            command_of(self.environment, self.environment_options or {})
             is_own = False
         else:
             _arguments(_made_by(self), {}, self)
@@ -95,24 +118,16 @@ class Config(RecipeConfig):
 
     async def build_training(self, plan: Plan, opened: OpenRun) -> Training:
         """The loop's parts for an open run."""
-        from viva.recipes import verifiers
         from viva.recipes.loop import make_training
 
-        if self.environment.startswith(verifiers.PREFIX):
-            dataset = verifiers.tasks(
-                opened,
-                verifiers.command_of(self.environment, self.environment_options or {}),
-                group_size=self.group_size,
-                groups_per_batch=plan.order.groups_per_batch,
-                num_steps=len(plan.order),
-            )
+        if self.environment.startswith(_VERIFIERS):
+            dataset = _verifiers_tasks(self, plan, opened)
         else:
             dataset = await _dataset(self, plan, opened)
         return await make_training(plan, opened, None, dataset=dataset)
 
 
 def _made_by(config: Config) -> Any:
-    """The maker of the data set."""
     target = NAMED.get(config.environment, config.environment)
     if not is_target(target):
         raise ValueError(
@@ -147,7 +162,6 @@ def _arguments(made_by: Any, known: dict[str, Any], config: Config) -> dict[str,
 
 
 async def _dataset(config: Config, plan: Plan, opened: OpenRun) -> RLDataset:
-    """The environment's data set."""
     from tinker_cookbook.renderers import register_renderer
     from tinker_cookbook.rl.types import RLDataset, RLDatasetBuilder
     from tinker_cookbook.tokenizer_utils import register_tokenizer
@@ -192,3 +206,66 @@ async def _dataset(config: Config, plan: Plan, opened: OpenRun) -> RLDataset:
             f"{num_steps}; give max_steps={len(made)}, or a smaller batch_size"
         )
     return FirstSteps(dataset=made, num_steps=num_steps)
+
+
+def command_of(environment: str, options: Mapping[str, float | str | bool]) -> tuple[str, ...]:
+    """The command that plays an episode.
+
+    Args:
+        environment: Behind ``verifiers:``, the taskset's id, or the module that has ``load_environment``.
+        options: ``python``, the interpreter that has verifiers (default: this one), and fields of the taskset's
+            configuration, or arguments of ``load_environment``.
+
+    Raises:
+        ValueError: If the interpreter has no verifiers of 0.1.14 to 0.4, or packages to serve the policy are missing.
+    """
+    check_packages("viva train environment")
+    python = str(options.get("python", sys.executable))
+    try:
+        asked = subprocess.run(
+            [python, "-P", "-c", _ASK_VERSION], capture_output=True, text=True, check=False
+        )
+        found = asked.stdout.strip()
+    except OSError as error:
+        raise ValueError(
+            f"python={python} in environment_options cannot be run: {error}; {_REMEDY}"
+        ) from error
+    if not found or Version(found).release[:2] not in _MINOR or Version(found) < _OLDEST:
+        has = f"verifiers {found}" if found else "no verifiers"
+        raise ValueError(
+            f"environment={environment} needs verifiers 0.1.14 to 0.4; {python} has {has}: {_REMEDY}"
+        )
+    script = util.find_spec("viva.serve.verifiers_episode")
+    assert script is not None
+    assert script.origin is not None
+    fields = {name: value for name, value in options.items() if name != "python"}
+    return python, "-P", script.origin, environment.removeprefix(_VERIFIERS), json.dumps(fields)
+
+
+def _verifiers_tasks(config: Config, plan: Plan, opened: OpenRun) -> RLDataset:
+    """One group of episodes for each task, in order; the script begins anew behind the last."""
+    from tinker_cookbook.rl.types import RLDataset
+
+    from viva.serve.agents import AgentCommand, AgentGroupBuilder
+    from viva.serve.episodes import EpisodeServer
+
+    server, size = EpisodeServer(opened.renderer), plan.order.groups_per_batch
+    argv = command_of(config.environment, config.environment_options or {})
+    command = AgentCommand(argv=argv, timeout_s=_TIMEOUT_S, slots=asyncio.Semaphore(_MOST_PROCESSES))
+
+    class Tasks(RLDataset):
+        def __len__(self) -> int:
+            return len(plan.order)
+
+        def get_batch(self, index: int) -> list[AgentGroupBuilder]:
+            return [
+                AgentGroupBuilder(
+                    server=server,
+                    command=command,
+                    problem={"question": str(number), "answer": None},
+                    group_size=config.group_size,
+                )
+                for number in range(index * size, (index + 1) * size)
+            ]
+
+    return Tasks()

@@ -79,8 +79,6 @@ def _check_options(options: ExportOptions) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Source:
-    """The source of an export."""
-
     run: RunIndex
     checkpoint: Checkpoint
     state_path: str
@@ -169,7 +167,8 @@ def _find(run_dir: str | Path, options: ExportOptions) -> _Source:
 def _export_folders(source: _Source, options: ExportOptions) -> list[Path]:
     """Write the adapter and the model it is merged into, or the model of which all was trained."""
     target = source.run.folder / "export" if options.to is None else Path(options.to).expanduser()
-    _check_free(target, source.model, overwrite=options.overwrite)
+    for name in ("adapter", "model"):
+        _check_free(target / name, source.model, "folder (to=...)", overwrite=options.overwrite)
     from viva.run.export import export_weights, merge_adapter_into_model
 
     with (
@@ -196,7 +195,10 @@ def _export_file(source: _Source, options: ExportOptions) -> Path:
 
     target = Path(str(options.to)).expanduser()
     card = target.with_suffix(".md")
-    _check_free_file(target, card, source.place, overwrite=options.overwrite)
+    if target.is_dir():
+        raise ValueError(f"{target} is a folder; give the path of a file (to=FILE.gguf)")
+    for path in (target, card):
+        _check_free(path, source.place, "file (to=FILE.gguf)", overwrite=options.overwrite)
     metadata = gguf_metadata(source.place, source.model, target.stem)
     with (
         source.local_state(options.base_url) as state_path,
@@ -265,25 +267,9 @@ def _fetched(
         raise ValueError(explain(error, engine.server) or str(error)) from error
 
 
-def _check_free(target: Path, model: str, *, overwrite: bool) -> None:
-    for name in ("adapter", "model"):
-        if Path(model).resolve().is_relative_to((target / name).resolve()):
-            raise ValueError(
-                f"{target / name} would replace the base model, which is {model}; give another folder (to=...)"
-            )
-        if (target / name).exists() and not overwrite:
-            raise ValueError(
-                f"{target / name} exists; give another folder (to=...), or overwrite=true to replace it"
-            )
-
-
-def _check_free_file(target: Path, card: Path, base: str, *, overwrite: bool) -> None:
-    if target.is_dir():
-        raise ValueError(f"{target} is a folder; give the path of a file (to=FILE.gguf)")
-    if Path(base).expanduser().resolve() == target.resolve():
-        raise ValueError(f"{target} would replace the base model; give another file (to=FILE.gguf)")
-    for path in (target, card):
-        if path.exists() and not overwrite:
-            raise ValueError(
-                f"{path} exists; give another file (to=FILE.gguf), or overwrite=true to replace it"
-            )
+def _check_free(place: Path, base: str, what: str, *, overwrite: bool) -> None:
+    """Refuse to write where the base model is, or what was written before; `what` else could be given."""
+    if Path(base).expanduser().resolve().is_relative_to(place.resolve()):
+        raise ValueError(f"{place} would replace the base model, which is {base}; give another {what}")
+    if place.exists() and not overwrite:
+        raise ValueError(f"{place} exists; give another {what}, or overwrite=true to replace it")

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from tinker_cookbook.renderers.base import Renderer
 
-from viva.conversation.rendering import load_renderer
-from viva.hub import split_revision
 from viva.judging import comparison
 from viva.judging.comparison import Judge
 from viva.judging.endpoint import ChatEndpoint
@@ -22,7 +20,7 @@ from viva.judging.judge import (
     check_policy,
 )
 from viva.judging.scorer import Scorer, ScorerOptions
-from viva.recipes.common import NOBODY, OpenRun, resolve_model
+from viva.recipes.common import NOBODY, OpenRun, renderer_of, resolve_model
 from viva.rewards.base import Reward
 from viva.run.kept_answers import ANSWERS_FILE, AnswerFile
 from viva.sdk import AveragingTrainingClient, ServiceClient, settled
@@ -135,7 +133,7 @@ async def _scorer_of(options: ScorerOptions, plan: Plan, opened: OpenRun) -> tup
 async def open_model(service: ServiceClient, model: str) -> tuple[SamplingClient, Renderer]:
     """A model as it is, beside the one that is trained, and the renderer of its own chat format."""
     client: Any = await settled(service.create_sampling_client(base_model=model))
-    return client, load_renderer(client.get_tokenizer(), model_name=split_revision(model)[0])
+    return client, renderer_of(client, model)
 
 
 async def judge_of(options: JudgeOptions, plan: Plan, opened: OpenRun) -> tuple[Judge, list[Follower]]:

@@ -14,6 +14,7 @@ from viva.conversation.messages import counted
 from viva.eval.conversations import ConversationEvaluator, group_seed
 from viva.eval.direct import DirectEvaluator, DirectSampler
 from viva.eval.judged import WinRateEvaluator
+from viva.judging.answers import AnswerCheck
 from viva.judging.judge import JudgeOptions
 from viva.recipes.common import (
     REFUSED,
@@ -26,6 +27,7 @@ from viva.recipes.common import (
     say,
 )
 from viva.recipes.config import RecipeConfig
+from viva.recipes.evaluation.target import OpenPolicy
 from viva.recipes.judges import judge_of, policy_of
 from viva.recipes.plan import Plan
 from viva.rewards.credit import TokenDecoder, token_texts
@@ -196,25 +198,25 @@ async def _penalty(plan: Plan, opened: OpenRun) -> tuple[KlPenalty | None, list[
     return KlPenalty(coef=coef, reference=reference), followers
 
 
-def direct_evaluators(plan: Plan, opened: OpenRun) -> list[Evaluator]:
+def direct_evaluators(plan: Plan, opened: OpenRun) -> list[DirectEvaluator]:
     """Evaluators of bare questions, where test prompts have answers."""
     graded = [item for item in plan.test if item.answer is not None]
     if not graded:
         return []
-    direct = direct_sampler(plan, opened, plan.config.direct_temperature)
+    direct = direct_sampler(plan.config, plan.check, opened)
     samples, greedy = plan.config.eval_samples, plan.config.eval_greedy
     return [DirectEvaluator(items=graded, direct=direct, num_samples=samples, asks_greedy=greedy)]
 
 
-def direct_sampler(plan: Plan, opened: OpenRun, temperature: float) -> DirectSampler:
-    """Asks bare questions as the run does."""
-    config = plan.config
+def direct_sampler(config: RecipeConfig, check: AnswerCheck, opened: OpenRun | OpenPolicy) -> DirectSampler:
+    """Asks bare questions as a run does."""
+    sampling = config.sampling(opened.context_window)
     return DirectSampler(
         renderer=opened.renderer,
         # a question that took too long would end the run
-        sampling=replace(config.sampling(opened.context_window), temperature=temperature, timeout_s=None),
+        sampling=replace(sampling, temperature=config.direct_temperature, timeout_s=None),
         system_prompt=config.system_prompt,
-        check=plan.check,
+        check=check,
     )
 
 
@@ -246,7 +248,7 @@ async def _win_rate_evaluators(plan: Plan, opened: OpenRun) -> tuple[list[Evalua
         judge = plan.eval_judge.make(start, opened.renderer)
     else:
         judge, _ = await judge_of(plan.eval_judge, plan, opened)  # nothing follows the run for it
-    direct = direct_sampler(plan, opened, plan.config.direct_temperature)
+    direct = direct_sampler(plan.config, plan.check, opened)
     return [WinRateEvaluator(items=plan.test, direct=direct, start=start, judge=judge)], followers
 
 

@@ -171,7 +171,6 @@ class Config(AskedConfig):
         Raises:
             ValueError: If the option names none, or there are other strategies.
         """
-        from viva.experts.strategy import IID
         from viva.rewards.solutions import SolutionReward
 
         reward = reward_named(self.reward)
@@ -184,7 +183,7 @@ class Config(AskedConfig):
                 f"reward={self.reward} pays conversations; of single replies use answers, majority, judge_answer, "
                 "log_probability, peer_prediction, rubric, serl, shuffled or shuffled_majority"
             )
-        if set(self.strategies) != {IID}:
+        if set(self.strategies) != {"iid"}:
             raise ValueError(
                 f"reward={self.reward} pays plain samples as a group; use strategies=iid; got "
                 f"{', '.join(self.strategies)}"
@@ -194,9 +193,7 @@ class Config(AskedConfig):
     @property
     def talks(self) -> bool:
         """Whether ``conversation`` is one of the strategies."""
-        from viva.recipes.strategies import CONVERSATION
-
-        return CONVERSATION in self.strategies
+        return "conversation" in self.strategies
 
     def game(self) -> Game:
         """The protocol and reward of the strategy ``conversation``.
@@ -234,9 +231,8 @@ class Config(AskedConfig):
     def unit(self, strategies: Sequence[str]) -> BatchUnit:
         """The smallest batch in which every strategy has its part."""
         from viva.recipes.plan import BatchUnit
-        from viva.recipes.strategies import CONVERSATION
 
-        sizes = [self.num_agents if name == CONVERSATION else self.group_size for name in strategies]
+        sizes = [self.num_agents if name == "conversation" else self.group_size for name in strategies]
         return BatchUnit(
             samples=sum(sizes),
             prompts=1 if self.assignment == "all" else len(strategies),
@@ -248,7 +244,7 @@ class Config(AskedConfig):
         """Check all options and load the problems; no model is loaded."""
         from viva.recipes.judges import with_checked_judge
         from viva.recipes.plan import at_least, plan_run
-        from viva.recipes.strategies import CONVERSATION, DEFAULT_HINT, EfficientReward, find_strategies
+        from viva.recipes.strategies import DEFAULT_HINT, EfficientReward, find_strategies
 
         at_least(
             self, {"group_size": 1, "max_rounds": 1, "samples_every": 0, "token_budget": 1, "max_tokens": 1}
@@ -261,10 +257,7 @@ class Config(AskedConfig):
         strategies = list(find_strategies(self.strategies))
         _check_mixture(self, strategies)
         _check_estimator(self, strategies)
-        talked: list[str] = []
-        if CONVERSATION in strategies:
-            self.game()
-            talked = [self.conversation_reward]
+        game = self.game() if self.talks else None
         reward = self.group_reward()
         told = "" if reward is None else f"reward {self.reward}, "
         if self.max_staleness or self.stream_updates:
@@ -281,13 +274,15 @@ class Config(AskedConfig):
             record={
                 "hint": DEFAULT_HINT if self.hint is None else self.hint,
                 "token_budget": self.budget,
-                "user_code": source_digests(*self.strategies, self.reward, *talked),
+                "user_code": source_digests(
+                    *self.strategies, self.reward, self.conversation_reward if game else None
+                ),
             },
         )
         _check_read(self, strategies, reward)
         if reward is None or reward.needs_answers:
             _check_answers(plan)
-        return with_checked_judge(plan, self.game().reward if self.talks else reward, self.judge_text())
+        return with_checked_judge(plan, game.reward if game else reward, self.judge_text())
 
     async def build_training(self, plan: Plan, opened: OpenRun) -> Training:
         """The loop's parts for an open run."""
@@ -295,7 +290,7 @@ class Config(AskedConfig):
         from viva.judging.judge import PolicyRef, PolicySelfComparisonJudge
         from viva.recipes.judges import asked_by
         from viva.recipes.loop import make_training
-        from viva.recipes.strategies import CONVERSATION, EfficientReward, Task, conversation, find_strategies
+        from viva.recipes.strategies import EfficientReward, Task, conversation, find_strategies
         from viva.training.data import MixtureDataset
         from viva.training.followers import Current
 
@@ -317,7 +312,7 @@ class Config(AskedConfig):
                     answer=item.answer,
                     token_budget=self.budget,
                     length_weight=self.length_weight,
-                    grader=plan.grader,
+                    grader=plan.check.is_right,
                 ),
                 group_size=self.group_size,
                 policy=policy,
@@ -341,7 +336,7 @@ class Config(AskedConfig):
         return await make_training(
             plan,
             opened,
-            (lambda item, seed: conversation(task(item, seed))) if CONVERSATION in strategies else None,
+            (lambda item, seed: conversation(task(item, seed))) if self.talks else None,
             dataset=MixtureDataset(
                 order=plan.order,
                 factories={name: as_strategy(name, factory) for name, factory in strategies.items()},
@@ -356,7 +351,7 @@ class Config(AskedConfig):
 
 def _check_read(config: Config, strategies: Sequence[str], reward: SolutionReward | None) -> None:
     """Refuse options that nothing reads."""
-    from viva.recipes.strategies import CONVERSATION, STRATEGIES
+    from viva.recipes.strategies import STRATEGIES
 
     if not set(strategies) <= set(STRATEGIES):
         return
@@ -366,10 +361,10 @@ def _check_read(config: Config, strategies: Sequence[str], reward: SolutionRewar
             any_of = " or ".join(readers)
             why = f"it belongs to {any_of}, and strategies are {named}"
             refuse_unused(config, [option], why, remedy=f"add {any_of} to strategies, or leave it out")
-    if CONVERSATION in strategies and config.conversation == "critique":
+    if config.talks and config.conversation == "critique":
         fix = "use conversation=round_robin, or leave it out"
         refuse_unused(config, ["max_rounds"], "conversation=critique has four rounds", remedy=fix)
-    talk = "" if set(strategies) != {CONVERSATION} else config.conversation_reward
+    talk = "" if set(strategies) != {"conversation"} else config.conversation_reward
     is_graded = reward is None or reward.needs_answers
     if not is_graded or talk not in ("", "verifier"):
         why = f"it belongs to known answers, and reward is {talk or config.reward}"
@@ -431,14 +426,12 @@ def _check_clip(config: Config, strategies: Sequence[str]) -> None:
 
 
 def _check_teacher(teacher: str, strategies: Sequence[str]) -> None:
-    from viva.experts.strategy import IID
-
     if teacher in (*_UNSWAPPED, "feedback", "conversation"):
         raise ValueError(
             f"distill: {teacher} cannot be the teacher; a teacher is one context for a whole problem, other than the "
             "problem alone, such as prompt_augmentation"
         )
-    if not {IID, teacher} <= set(strategies):
+    if not {"iid", teacher} <= set(strategies):
         raise ValueError(
             f"distill needs the strategies iid and {teacher} (its teacher); got {', '.join(strategies)}"
         )

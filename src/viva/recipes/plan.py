@@ -17,7 +17,6 @@ from viva.recipes.common import RunOptions, learning_rate, resolve_batch_size, r
 from viva.recipes.config import DEFAULT_DATAPOINTS, RecipeConfig
 from viva.recipes.data import generated_record, load_prompts
 from viva.recipes.judges import with_eval_judge
-from viva.rewards.base import Grader
 from viva.run.files import METRICS_FILE, read_json_lines
 from viva.run.trackers import choose_trackers
 from viva.selfplay.user_code import find_check, source_digests
@@ -73,11 +72,7 @@ class Plan(RunOptions):
     """The judge that compares answers to test prompts with those before training."""
 
     def check_length(self, run: Path, num_made: int) -> None:
-        """Refuse a run's length also where its last batch was a part of one, whose rest would never be played.
-
-        Raises:
-            ValueError: See above.
-        """
+        """Refuse (`ValueError`) also a length where the last batch was a part of one: its rest is never played."""
         super(Plan, self).check_length(run, num_made)  # a class with slots has no bare super()
         # those behind the checkpoint may be damaged
         rows = list(islice(read_json_lines(run / METRICS_FILE), num_made))
@@ -92,11 +87,6 @@ class Plan(RunOptions):
                 f"in the longer run it would have {wanted}, and the others would never be played. Give the length that "
                 "it had, or go on in a new run: another log_path, with load_checkpoint_path for the weights"
             )
-
-    @property
-    def grader(self) -> Grader:
-        """Whether a reply gives an answer."""
-        return self.check.is_right
 
 
 def plan_run(

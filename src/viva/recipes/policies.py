@@ -14,20 +14,20 @@ from typing import TYPE_CHECKING, Any
 
 from viva.conversation.messages import did_you_mean
 from viva.conversation.roles import Roles
+from viva.eval.direct import DirectEvaluator
 from viva.judging.judge import SamplingClient
 from viva.recipes.common import OpenRun
+from viva.recipes.evaluation.target import Target, find_target, open_policy
 from viva.rewards.base import Reward
 from viva.run.checkpoints import member_state
 from viva.sdk import TrainingClient, settled
 from viva.training.console import Begin
 from viva.training.followers import NEVER, FixedMember, FrozenMember, PastSelves
-from viva.training.loop import Evaluator, Reporting
 from viva.training.members import Members
 from viva.training.sampling import member_of
 from viva.training.service import EngineConfig
 
 if TYPE_CHECKING:
-    from viva.recipes.evaluation.target import Target
     from viva.recipes.plan import Plan
 
 LEAGUE = 8
@@ -78,8 +78,6 @@ def other_weights(name: str, roles: Roles, engine: EngineConfig) -> Target:
     Raises:
         ValueError: If there are none, or they lie where the engine cannot read them.
     """
-    from viva.recipes.evaluation.target import find_target
-
     text = roles.weights[name]
     path, at, checkpoint = text.rpartition("@")
     if not at or "://" in text or not Path(path).expanduser().is_dir():
@@ -174,7 +172,6 @@ async def _open_trained(name: str, plan: Plan, opened: OpenRun) -> TrainingClien
 async def _open_frozen(
     name: str, roles: Roles, trained: Mapping[str, TrainingClient], plan: Plan, opened: OpenRun
 ) -> FrozenMember:
-
     journal, past = opened.folder.journal, past_weights(name, roles)
     if past is None:
         return FixedMember(journal.client(await _open_other(name, roles, plan, opened), f"member {name}"))
@@ -186,8 +183,6 @@ async def _open_frozen(
 
 
 async def _open_other(name: str, roles: Roles, plan: Plan, opened: OpenRun) -> SamplingClient:
-    from viva.recipes.evaluation.target import open_policy
-
     target = other_weights(name, roles, plan.engine)
     other = await open_policy(target, plan.engine, renderer_name=plan.renderer_name, service=opened.service)
     own: Any = opened.client.get_tokenizer()
@@ -204,12 +199,12 @@ async def _open_other(name: str, roles: Roles, plan: Plan, opened: OpenRun) -> S
 class MemberEvaluator:
     """Measures a member as `inner` measures the main policy; metrics begin with its name."""
 
-    inner: Evaluator
+    inner: DirectEvaluator
     name: str
 
     def reporting(self, begin: Begin) -> MemberEvaluator:
         """The same evaluator with a place to report to."""
-        return replace(self, inner=self.inner.reporting(begin)) if isinstance(self.inner, Reporting) else self
+        return replace(self, inner=self.inner.reporting(begin))
 
     async def __call__(self, sampler: SamplingClient, step: int) -> Mapping[str, float]:
         """Metrics with the member's name."""

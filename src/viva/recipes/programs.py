@@ -6,7 +6,7 @@ import importlib.util
 import runpy
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from importlib import import_module
 from pathlib import Path
 
@@ -37,22 +37,31 @@ def recipe_summaries() -> dict[str, str]:
     }
 
 
-def unknown_recipe(name: str) -> str:
-    """One line about a name that is no recipe, with the nearest one."""
-    return unknown("recipe", name, RECIPES, also=", or a protocol as path.py:NAME")
+def recipe_named(name: str, allowed: Collection[str] = RECIPES) -> tuple[str, dict[str, str]]:
+    """The recipe that a name means, and the option that says the user's protocol if the name is one's.
+
+    Raises:
+        ValueError: If there is no such recipe among those allowed.
+    """
+    if ":" in name:  # an object of the user's code
+        return "protocol", {"protocol": name}
+    recipe = name.replace("-", "_")
+    if recipe not in allowed:
+        raise ValueError(unknown("recipe", name, allowed, also=", or a protocol as path.py:NAME"))
+    return recipe, {}
 
 
 def train_recipe(recipe: str, argv: Sequence[str] | None) -> int:
     """Run one of `RECIPES` with command-line options (``None``: the process's); see `viva.recipes.common.exit_code`."""
     prepare_threads()
     config = parse_options(import_module(f"viva.recipes.{recipe}").Config, argv, recipe)
-    from viva.recipes.common import complain, exit_code
+    from viva.recipes.common import exit_code, say
     from viva.recipes.loop import run_recipe
 
     try:
         return asyncio.run(exit_code(run_recipe(config)))
     except KeyboardInterrupt:  # before or after the steps, where `Interrupts` does not listen
-        complain("interrupted; the run can be resumed")
+        say("interrupted; the run can be resumed", is_error=True)
         return 128 + signal.SIGINT
 
 

@@ -213,7 +213,7 @@ class ConversationConfig(AskedConfig):
         factory = partial(
             game.factory,
             opened.renderer,
-            plan.grader,
+            plan.check.is_right,
             judge=judge,
             scorer=scorer,
             voter_policy=talking,

@@ -66,9 +66,6 @@ from viva.training.data import PromptItem
 if TYPE_CHECKING:
     from viva.recipes.math_efficiency import Config
 
-CONVERSATION = "conversation"
-"""Name of the strategy whose group is one conversation, of ``num_agents`` samples."""
-
 DEFAULT_HINT = "Work slowly and check every step. Then write the full solution as short as you can."
 
 
@@ -337,7 +334,7 @@ STRATEGIES: Mapping[str, StrategyFactory] = {
     "iid": lambda task: iid(task.group()),
     "prompt_augmentation": _prompt_augmentation,
     "feedback": _feedback,
-    CONVERSATION: _conversation,
+    "conversation": _conversation,
     "best_of": lambda task: BestOfGroupBuilder(inner=task.group(), keep=task.options.keep),
 }
 """The strategies of the recipe, by name."""

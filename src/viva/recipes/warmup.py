@@ -146,7 +146,7 @@ class Config(RecipeConfig):
             evaluators = [JudgeEvaluator(pairs=pairs, renderer=opened.renderer, options=judge)]
         make_builder = None
         if self.is_protocol:
-            make_builder = self.game().factory(opened.renderer, plan.grader, voter_policy=talking)
+            make_builder = self.game().factory(opened.renderer, plan.check.is_right, voter_policy=talking)
         return await make_training(
             plan,
             opened,

@@ -15,7 +15,7 @@ from tinker_cookbook.renderers.base import Renderer
 
 from viva.conversation.messages import counted
 from viva.eval.conversations import ConversationKind, play_all
-from viva.eval.direct import DirectEvaluator, DirectSampler, ask_all, match_tokens
+from viva.eval.direct import DirectEvaluator, ask_all, match_tokens
 from viva.eval.estimates import compare, summarise
 from viva.eval.figures import comparison_text, evaluation_text, figures_of
 from viva.eval.records import (
@@ -57,13 +57,13 @@ from viva.recipes.evaluation.plan import (
 )
 from viva.recipes.evaluation.target import BASE, OpenPolicy, Target, find_target, untrained
 from viva.recipes.judges import open_judge, open_model
+from viva.recipes.loop import direct_sampler
 from viva.recipes.protocol import ConversationConfig
 from viva.rewards.base import Reward
 from viva.run.kept_answers import ANSWERS_FILE, AnswerFile
 from viva.sdk import settled
 from viva.training.console import EvaluationConsole
 from viva.training.records import transcript_row
-from viva.training.sampling import Sampling
 from viva.training.service import Engines
 
 _FOLDER = Path("runs/eval")
@@ -159,17 +159,7 @@ async def _sample(
     plan: EvalPlan, target: Target, opened: OpenPolicy, console: EvaluationConsole, costs: Costs
 ) -> tuple[Evaluation, list[dict[str, object]]]:
     """An evaluation without figures, and its transcripts."""
-    direct = DirectSampler(
-        renderer=opened.renderer,
-        sampling=Sampling(
-            seed=plan.shared.seed,
-            max_tokens=plan.shared.max_tokens,
-            temperature=plan.shared.direct_temperature,
-            context_window=opened.context_window,
-        ),
-        system_prompt=plan.shared.system_prompt,
-        check=plan.check,
-    )
+    direct = direct_sampler(plan.shared, plan.check, opened)
     asked: tuple[Asked, ...] = ()
     greedy: tuple[Asked, ...] = ()
     played: dict[str, tuple[PlayedProblem, ...]] = {}

@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 
 import chz
 
-from viva.conversation.messages import unknown
 from viva.recipes.config import (
     make_options,
     option_name,
@@ -21,9 +20,9 @@ from viva.recipes.conversation_preference_rl import Config as PreferenceConfig
 from viva.recipes.critique_self_play import Config as CritiqueConfig
 from viva.recipes.evaluation import DEFAULTS, OpenedOptions, ScreenOptions
 from viva.recipes.math_efficiency import Config as MathConfig
+from viva.recipes.programs import recipe_named
 from viva.recipes.protocol import Config as ProtocolConfig
 from viva.recipes.protocol import ConversationConfig
-from viva.selfplay.user_code import is_target
 
 CONVERSATIONS: dict[str, type[ConversationConfig]] = {
     "conversation": PreferenceConfig,
@@ -103,7 +102,7 @@ def _named_recipe(given: Mapping[str, Any]) -> tuple[str, dict[str, str]] | None
     name = given.get("recipe") or (None if config is None else recipe_of(config))
     if name is None:
         return None
-    recipe, protocol = recipe_named(str(name))
+    recipe, protocol = recipe_named(str(name), ANSWERING)
     for each in given:
         if each not in _OWN | _theirs(ANSWERING[recipe]):
             raise ValueError(unknown_option(each, ANSWERING[recipe], ScreenOptions))
@@ -113,20 +112,6 @@ def _named_recipe(given: Mapping[str, Any]) -> tuple[str, dict[str, str]] | None
 def _theirs(config_class: type[Planned]) -> set[str]:
     """Names of options of a recipe; the model is none of them: of an adapter it is the base."""
     return (chz.chz_fields(config_class).keys() - {"model_name"}) | {"config"}
-
-
-def recipe_named(name: str) -> tuple[str, dict[str, str]]:
-    """The recipe of a run that is planned, and the option that says the user's protocol if the name is one's.
-
-    Raises:
-        ValueError: If there is no such recipe, or its policies answer no questions.
-    """
-    if is_target(name):
-        return "protocol", {"protocol": name}
-    recipe = name.replace("-", "_")
-    if recipe not in ANSWERING:
-        raise ValueError(unknown("recipe", name, tuple(ANSWERING), also=", or a protocol as path.py:NAME"))
-    return recipe, {}
 
 
 def _as_planned(

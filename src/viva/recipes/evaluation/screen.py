@@ -7,6 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import chz
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
 
 from viva.conversation.messages import counted
 from viva.eval.conversations import play_all
@@ -333,10 +336,6 @@ def _screener(plan: _Plan, opened: OpenPolicy, make_judge: JudgeMaker, options: 
 
 def screening_text(screening: Screening) -> str:
     """The figures and the advice as tables."""
-    from rich.box import SIMPLE
-    from rich.console import Console
-    from rich.table import Table
-
     table = Table(
         "figure", box=SIMPLE, title=f"{screening.target['name']}: {screening.task}", title_justify="left"
     )

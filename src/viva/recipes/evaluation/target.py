@@ -8,12 +8,10 @@ from typing import Any
 
 from tinker_cookbook.renderers.base import Renderer
 
-from viva.conversation.rendering import load_renderer
 from viva.engine.checkpoint import MANIFEST
-from viva.hub import split_revision
 from viva.judging.judge import SamplingClient
 from viva.model_files import check_base, model_digests
-from viva.recipes.common import has_run, located, resolve_model
+from viva.recipes.common import has_run, located, renderer_of, resolve_model
 from viva.run.alarms import StopRule
 from viva.run.export import choose_checkpoint, is_adapter, staged_adapter
 from viva.run.folder import RunFolder
@@ -161,9 +159,7 @@ async def open_policy(
         service=service,
         engine=engine,
         model=model,
-        renderer=load_renderer(
-            client.get_tokenizer(), model_name=split_revision(model)[0], renderer_name=renderer_name
-        ),
+        renderer=renderer_of(client, model, renderer_name),
         context_window=context_window(model) if engine.engine == "local" else None,
     )
 
