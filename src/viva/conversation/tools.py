@@ -180,10 +180,9 @@ def find_call(text: str) -> tuple[str, dict[str, object] | None, int] | None:
     start = text.find(_OPEN)
     if start < 0:
         return None
-    end = text.find(_CLOSE, start)
-    if end < 0:
-        return *_read(text[start + len(_OPEN) :]), len(text)
-    return *_read(text[start + len(_OPEN) : end]), end + len(_CLOSE)
+    start += len(_OPEN)
+    written, close, _ = text[start:].partition(_CLOSE)
+    return *_read(written), start + len(written) + len(close)
 
 
 def _read(written: str) -> tuple[str, dict[str, object] | None]:
