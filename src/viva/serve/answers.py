@@ -52,12 +52,7 @@ async def make_job(body: ChatBody | CompletionBody, policy: ServedPolicy) -> Sam
 
 
 class PendingAnswer:
-    """An answer in the making.
-
-    Args:
-        body: The request.
-        job: What is sampled for it.
-    """
+    """An answer in the making."""
 
     def __init__(self, body: ChatBody | CompletionBody, job: SamplingJob) -> None:
         self._body = body
@@ -80,12 +75,13 @@ class PendingAnswer:
             by_choice[piece.choice].append(piece)
         choices = [self._choice(index, own) for index, own in enumerate(by_choice)]
         extras = [self._prompt_fields(prompt) for prompt in prompts]
-        head = self._head | {"object": "chat.completion" if self._is_chat else "text_completion"}
+        kind = "chat.completion" if self._is_chat else "text_completion"
+        answer = self._head | {"object": kind, "choices": choices, "usage": self.usage()}
         if self._is_chat:
-            return head | {"choices": choices, "usage": self.usage()} | extras[0]
+            return answer | extras[0]
         for index, choice in enumerate(choices):
             choice |= extras[index // self._job.num_samples]
-        return head | {"choices": choices, "usage": self.usage()}
+        return answer
 
     def chunk(self, piece: Piece) -> JsonObject:
         """The chunk of one more token."""
@@ -194,12 +190,12 @@ def _by_id(row: Alternatives) -> JsonObject:
     return {str(token): {"logprob": logprob, "decoded_token": text} for token, text, logprob in row}
 
 
-def model_entry(name: str, context_length: int) -> JsonObject:
+def model_entry(policy: ServedPolicy) -> JsonObject:
     """A model in the list."""
     return {
-        "id": name,
+        "id": policy.name,
         "object": "model",
         "created": 0,
         "owned_by": "viva",
-        "max_model_len": context_length,
+        "max_model_len": policy.context_length,
     }

@@ -67,10 +67,7 @@ class Episode:
 class EpisodeServer:
     """OpenAI's chat interface for the agents of episodes, in the event loop of whoever opens episodes.
 
-    It listens on the loopback address while an episode is open.
-
-    Args:
-        renderer: Of the policy's chat format, with a guarded tokenizer.
+    It listens on the loopback address while an episode is open. Its renderer has a guarded tokenizer.
     """
 
     def __init__(self, renderer: Renderer) -> None:

@@ -84,11 +84,6 @@ class SampleText:
     """Text of one sample, handed out as far as later tokens cannot change it.
 
     The pieces together are the text: a stop string, what follows it, and tokens that end a sample are no part of it.
-
-    Args:
-        tokenizer: Of the model.
-        end_ids: Token ids that end a sample.
-        stops: Strings that end it.
     """
 
     def __init__(self, tokenizer: Any, end_ids: Collection[int], stops: Sequence[str]) -> None:
@@ -149,14 +144,13 @@ def _overlap(text: str, stop: str) -> int:
 
 
 class ServedPolicy:
-    """A policy that requests can name. All but the constructor's arguments belongs to the engine's thread.
+    """A policy that requests give as ``model`` by its name; it belongs to the engine's thread.
 
-    Args:
-        client: Samples.
-        renderer: Of its chat format, with a guarded tokenizer.
+    The renderer is that of its chat format, with a guarded tokenizer.
     """
 
-    def __init__(self, client: LocalSamplingClient, renderer: Renderer) -> None:
+    def __init__(self, name: str, client: LocalSamplingClient, renderer: Renderer) -> None:
+        self.name = name
         self.renderer = renderer
         self.context_length = client.context_length
         """Tokens that prompt and sample may have together."""

@@ -6,7 +6,6 @@ A request is answered with its name at once; its result is fetched by the name. 
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import tinker
 from tinker import types
@@ -17,13 +16,11 @@ from tinker.types.optim_step_request import OptimStepRequest
 from tinker.types.save_weights_for_sampler_request import SaveWeightsForSamplerRequest
 from tinker.types.save_weights_request import SaveWeightsRequest
 
-from viva.engine import LocalServiceClient, LocalTrainingClient
+from viva.engine import LocalTrainingClient
 from viva.serve.bodies import JsonObject, RequestError
-from viva.serve.tinker_samplers import Samplers
-from viva.serve.tinker_store import Result, Results, ServedWeights, Sessions, address_of
+from viva.serve.tinker_store import Result, Results, Samplers, ServedWeights, Sessions, address_of
 from viva.serve.tinker_wire import loss_config, read_data, write_losses
 
-_MOST_RESULTS = 4096
 _MOST_MODELS = 16
 _WAIT_S = 25.0
 """Wait of a question for a result; the SDK gives up after 45 s and asks again after an answer."""
@@ -37,24 +34,14 @@ class _TrainedModel:
 
 
 class TinkerEngine:
-    """The engine as clients of Tinker's protocol know it.
+    """The engine as clients of Tinker's protocol know it."""
 
-    Args:
-        service: Of the local engine, with a ``state_dir``.
-        model: Name or folder of the only base model that is trained and sampled here.
-        names: Further names that clients may give it.
-        state_dir: The service's.
-    """
-
-    def __init__(
-        self, service: LocalServiceClient, *, model: str, names: tuple[str, ...], state_dir: Path
-    ) -> None:
-        self._service = service
-        self._results = Results(_MOST_RESULTS)
+    def __init__(self, weights: ServedWeights) -> None:
+        self._results = Results()
         self._models: dict[str, _TrainedModel] = {}
         self._sessions = Sessions(self._forget)
-        self.weights = ServedWeights(service=service, model=model, names=names, state_dir=state_dir)
-        self.samplers = Samplers(self.weights, self._sessions, self._results)
+        self.weights = weights
+        self.samplers = Samplers(weights, self._sessions, self._results)
 
     def create_session(self, _: JsonObject) -> JsonObject:
         """Begin a session."""
@@ -82,7 +69,7 @@ class TinkerEngine:
         def make() -> LocalTrainingClient:
             self.weights.check_base(request.base_model)
             _check_adam(request.optimizer_config.type)
-            return self._service.create_lora_training_client(
+            return self.weights.service.create_lora_training_client(
                 self.weights.model,
                 rank=lora.rank,
                 seed=lora.seed,
@@ -116,10 +103,11 @@ class TinkerEngine:
                 self.weights.check_base(request.base_model)
             if request.optimizer_config is not None:
                 _check_adam(request.optimizer_config.type)
+            service = self.weights.service
             open_it = (
-                self._service.create_training_client_from_state_with_optimizer
+                service.create_training_client_from_state_with_optimizer
                 if request.optimizer
-                else self._service.create_training_client_from_state
+                else service.create_training_client_from_state
             )
             return open_it(path, base_model=self.weights.model, user_metadata=request.user_metadata)
 
@@ -265,7 +253,7 @@ class TinkerEngine:
 
     def capabilities(self) -> JsonObject:
         """The model that is served."""
-        return self._service.get_server_capabilities().model_dump(mode="json")
+        return self.weights.service.get_server_capabilities().model_dump(mode="json")
 
 
 def _check_adam(optimizer: str) -> None:
