@@ -5,10 +5,12 @@ import uuid
 from collections.abc import Sequence
 from itertools import accumulate
 
+import tinker
 from tinker_cookbook.renderers.base import Message
 
+from viva.conversation.rendering import build_prompt
 from viva.serve.bodies import ChatBody, CompletionBody, JsonObject
-from viva.serve.sampling import Alternatives, Piece, SamplingJob, ScoredPrompt, ServedPolicy, Token
+from viva.serve.sampling import Alternatives, Piece, SamplingJob, ScoredPrompt, ServedPolicy, Token, stops_of
 
 
 def chat_messages(body: ChatBody) -> list[Message]:
@@ -24,8 +26,9 @@ async def make_job(body: ChatBody | CompletionBody, policy: ServedPolicy) -> Sam
         ValueError: If the chat format does not take the messages.
     """
     if isinstance(body, ChatBody):
-        prompts = (policy.chat_tokens(chat_messages(body)),)
-        strings, end_ids = policy.chat_stops()
+        prompts = (tuple(build_prompt(policy.renderer, chat_messages(body)).to_ints()),)
+        strings, ids = stops_of(policy.renderer)
+        end_ids = tuple(dict.fromkeys([*ids, *policy.client.end_ids]))
         max_tokens = body.token_limit
         num_alternatives = (body.top_logprobs or 0) if body.logprobs else 0
     else:
@@ -33,18 +36,20 @@ async def make_job(body: ChatBody | CompletionBody, policy: ServedPolicy) -> Sam
             policy.text_tokens(prompt) if isinstance(prompt, str) else tuple(prompt)
             for prompt in body.prompts
         )
-        strings, end_ids = (), policy.end_ids
+        strings, end_ids = [], policy.client.end_ids
         max_tokens = body.max_tokens
         num_alternatives = body.logprobs or 0
     return SamplingJob(
         prompts=prompts,
         num_samples=body.n,
-        max_tokens=max_tokens,
-        temperature=body.temperature,
-        top_p=body.top_p,
-        top_k=body.top_k or -1,
-        seed=body.seed,
-        stops=(*strings, *body.stops),
+        params=tinker.SamplingParams(
+            max_tokens=max_tokens,
+            temperature=body.temperature,
+            top_p=body.top_p,
+            top_k=body.top_k or -1,
+            seed=body.seed,
+            stop=[*strings, *body.stops],
+        ),
         end_ids=end_ids,
         num_alternatives=num_alternatives,
         num_prompt_alternatives=body.prompt_logprobs,
@@ -197,5 +202,5 @@ def model_entry(policy: ServedPolicy) -> JsonObject:
         "object": "model",
         "created": 0,
         "owned_by": "viva",
-        "max_model_len": policy.context_length,
+        "max_model_len": policy.client.context_length,
     }
