@@ -237,8 +237,8 @@ def _tinker_routes(thread: EngineThread, engine: TinkerEngine) -> list[Route]:
         "client/config": lambda _: _CLIENT_CONFIG,
         "client/dynamic_config": lambda _: _DYNAMIC_CONFIG,
         "telemetry": lambda _: {"status": "accepted"},
-        "create_session": engine.create_session,
-        "session_heartbeat": engine.heartbeat,
+        "create_session": engine.sessions.create,
+        "session_heartbeat": engine.sessions.heartbeat,
         "create_model": engine.create_model,
         "get_info": engine.get_info,
         "load_weights": engine.load_weights,
@@ -249,7 +249,7 @@ def _tinker_routes(thread: EngineThread, engine: TinkerEngine) -> list[Route]:
         "asample": engine.samplers.sample,
         "cancel_future": engine.cancel,
         "weights_info": engine.weights.info,
-        "retrieve_future": engine.result,
+        "retrieve_future": engine.results.fetch,
     }
     checkpoint = "training_runs/{run}/checkpoints/{checkpoint:path}"
     return [
@@ -258,7 +258,7 @@ def _tinker_routes(thread: EngineThread, engine: TinkerEngine) -> list[Route]:
         route("healthz", lambda: {"status": "ok"}, None, "GET"),
         route("get_server_capabilities", engine.capabilities, None, "GET"),
         route("samplers/{name:path}", engine.samplers.describe, None, "GET"),
-        route("sessions/{name}/finish", engine.finish_session, None),
+        route("sessions/{name}/finish", engine.sessions.end, None),
         route(checkpoint, engine.weights.delete, None, "DELETE"),
     ]
 

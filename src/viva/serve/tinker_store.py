@@ -39,8 +39,8 @@ class Sessions:
         self._forget = forget
         self._last_seen: dict[str, float] = {}
 
-    def begin(self) -> str:
-        """The name of a new session.
+    def create(self, _: JsonObject) -> JsonObject:
+        """Begin a session.
 
         Raises:
             RequestError: If there are too many.
@@ -52,7 +52,12 @@ class Sessions:
             raise RequestError(f"{_MOST_SESSIONS} sessions are open; close one first (ServiceClient.close)")
         name = uuid.uuid4().hex
         self._last_seen[name] = time.monotonic()
-        return name
+        return {"type": "create_session", "session_id": name}
+
+    def heartbeat(self, body: JsonObject) -> JsonObject:
+        """A sign of life of a session; errors as of `see`."""
+        self.see(str(body.get("session_id")))
+        return {"type": "session_heartbeat"}
 
     def see(self, name: str) -> str:
         """Note a sign of life; returns the name.
@@ -69,16 +74,19 @@ class Sessions:
         """Note a sign of life of the session that something belongs to."""
         self.see(belonging.partition(":")[0])
 
-    def end(self, name: str) -> None:
+    def end(self, name: str) -> JsonObject:
         """End a session with all that belongs to it; where there is none, it is over already."""
         if self._last_seen.pop(name, None) is not None:
             self._forget(f"{name}:")
+        return {}
 
 
 _MOST_OPEN = 4096
 """Requests at once that are unfinished, or whose results nobody has fetched."""
 _MOST_FETCHED = 256
 """Results that are kept after they were fetched, for a client that lost the answer and asks again."""
+_WAIT_S = 25.0
+"""Wait of a question for a result; the SDK gives up after 45 s and asks again after an answer."""
 
 Result = JsonObject | bytes
 """JSON, or bytes in the SDK's binary form."""
@@ -109,16 +117,17 @@ class Results:
             )
         self._open[name] = asyncio.ensure_future(_finished(begin))
 
-    async def fetch(self, name: str, wait_s: float) -> Result | None:
-        """A result, or ``None`` if it is not there after a while.
+    async def fetch(self, body: JsonObject) -> Result | None:
+        """A request's result, or ``None`` if it is not there after a while.
 
         Raises:
             RequestError: If no such request was made, or its result was fetched long ago (410).
         """
+        name = str(body.get("request_id"))
         task = self._open.get(name) or self._fetched.get(name)
         if task is None:
             raise RequestError(f"no request {name[:200]!r} is known; send it again", status=410)
-        done, _ = await asyncio.wait({task}, timeout=wait_s)
+        done, _ = await asyncio.wait({task}, timeout=_WAIT_S)
         if not done:
             return None
         if name in self._open:
