@@ -36,7 +36,7 @@ async def make_job(body: ChatBody | CompletionBody, policy: ServedPolicy) -> Sam
             policy.text_tokens(prompt) if isinstance(prompt, str) else tuple(prompt)
             for prompt in body.prompts
         )
-        strings, end_ids = [], policy.client.end_ids
+        strings, end_ids = list[str](), policy.client.end_ids
         max_tokens = body.max_tokens
         num_alternatives = body.logprobs or 0
     return SamplingJob(
