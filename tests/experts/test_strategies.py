@@ -59,7 +59,7 @@ async def test_iid_datums_are_the_cookbooks():
 
 async def test_prompt_augmentation_samples_with_the_hint_and_trains_without_it():
     builder = PromptAugmentedGroupBuilder(
-        env_thunk=lambda: hinted(leak_phrases=("well",)), num_envs=2, weight=0.5, tags=("sums",)
+        env_thunk=lambda: hinted(leak_phrases=("well",)), num_envs=2, weight=0.5
     )
     outcome, samples, prompts = await play(builder, answers("Well, 4", "4"))
     assert all("Work slowly" in prompt for prompt in prompts)
@@ -71,7 +71,7 @@ async def test_prompt_augmentation_samples_with_the_hint_and_trains_without_it()
     leaks = [trajectory.transitions[0].metrics["leak"] for trajectory in outcome.group.trajectories_G]
     assert leaks == [1.0, 0.0]
     assert strategy_of(builder).weight == 0.5
-    assert builder.logging_tags() == ["prompt_augmentation", "sums"]
+    assert builder.logging_tags() == ["prompt_augmentation"]
 
 
 async def test_the_seeds_environment_says_both_observations():
@@ -233,9 +233,7 @@ async def test_any_builder_can_be_a_strategy_with_a_few_attributes():
     def bare(observation, turn_index):
         return build_prompt(RENDERER, direct_messages(QUESTION))
 
-    builder = ExpertGroupBuilder(
-        inner=problems(), strategy_id="mine", context_transform=bare, weight=2.0, transition_weights=(1.0,)
-    )
+    builder = ExpertGroupBuilder(inner=problems(), strategy_id="mine", context_transform=bare, weight=2.0)
     assert is_strategy(builder)
     assert not is_strategy(problems())
     assert strategy_of(problems()).strategy_id == "iid"
@@ -244,21 +242,6 @@ async def test_any_builder_can_be_a_strategy_with_a_few_attributes():
     assert builder.logging_tags() == ["mine", "problems"]
     assert builder.record() is None
     assert builder.credit() is None
-
-
-async def test_an_episode_with_more_turns_than_weights_is_refused():
-    inner = FeedbackGroupBuilder(env_thunk=Sum, num_envs=1)
-    outcome, _, _ = await play(inner, two_tries)
-
-    class Plain(EnvGroupBuilder):
-        async def make_envs(self):
-            return await inner.make_envs()
-
-    builder = ExpertGroupBuilder(inner=Plain(), strategy_id="short", transition_weights=(1.0,))
-    with pytest.raises(ValueError, match="has weights for 1 turns; an episode has 2"):
-        builder.completions(outcome.group)
-    with pytest.raises(ValueError, match="chooses what to train itself"):
-        ExpertGroupBuilder(inner=inner, strategy_id="twice", transition_weights=(1.0, 1.0))
 
 
 async def test_mistakes_of_a_strategy_are_named():

@@ -19,6 +19,7 @@ from viva.loopback import listen, server_config
 from viva.serve.app import ServerLimits, make_app
 from viva.serve.sampling import ServedPolicy
 from viva.serve.tinker_engine import TinkerEngine
+from viva.serve.tinker_store import ServedWeights
 from viva.serve.transport import EngineThread
 
 TOKEN = "tml-for-the-tests-of-the-server"
@@ -68,10 +69,10 @@ class Served:
             resting.result(60)
 
 
-async def _open(model: str, state_dir: Path) -> tuple[LocalServiceClient, ServedPolicy]:
+async def _open(model: str, name: str, state_dir: Path) -> tuple[LocalServiceClient, ServedPolicy]:
     service = LocalServiceClient(state_dir=state_dir, shared_batch=True)  # as `viva serve` makes it
     client = await service.create_sampling_client(base_model=model)
-    return service, ServedPolicy(client, load_renderer(client.get_tokenizer(), model_name=model))
+    return service, ServedPolicy(name, client, load_renderer(client.get_tokenizer(), model_name=model))
 
 
 def wait_for(condition: Callable[[], object]) -> None:
@@ -104,9 +105,11 @@ def serving_policy(
     with TemporaryDirectory() as temporary:
         states = state_dir or Path(temporary)
         try:
-            service, policy = engine.do(_open(model, states))
-            tinker = TinkerEngine(service, model=model, names=(name,), state_dir=states)
-            app = make_app(engine, {name: policy}, token=TOKEN, limits=ServerLimits(**limits), tinker=tinker)
+            service, policy = engine.do(_open(model, name, states))
+            tinker = TinkerEngine(
+                ServedWeights(service=service, model=model, names=(name,), state_dir=states)
+            )
+            app = make_app(engine, policy, token=TOKEN, limits=ServerLimits(**limits), tinker=tinker)
             with served_app(app) as address:
                 served = Served(address=address, engine=engine, service=service, policy=policy, tinker=tinker)
                 yield served

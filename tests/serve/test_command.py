@@ -21,8 +21,8 @@ def test_a_run_is_served_in_its_own_chat_format_if_none_is_given(
     prepare_run_folder(tmp_path, behavior="raise", config=options).open()
     served: list[Any] = []
 
-    def serve(_: Any, policies: dict[str, Any], **__: Any) -> None:
-        served.extend(policies.values())
+    def serve(_: Any, policy: Any, **__: Any) -> None:
+        served.append(policy)
 
     monkeypatch.setattr(app, "serve", serve)
     serve_model(

@@ -46,7 +46,7 @@ def test_a_chat_is_what_the_engine_samples_at_the_same_seed(
         extra_body=TOKENS | {"prompt_logprobs": 0},
         **settings,
     )
-    renderer = load_renderer(server.policy._client.get_tokenizer(), model_name=model)
+    renderer = load_renderer(server.policy.client.get_tokenizer(), model_name=model)
     prompt = build_prompt(renderer, MESSAGES).to_ints()
     expected = direct(model, prompt, 3, scored=True, max_tokens=20, seed=5, stop=[IM_END, EOS], **settings)
     assert answer.prompt_token_ids == prompt

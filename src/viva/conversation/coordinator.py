@@ -69,13 +69,11 @@ class MultiAgentCoordinator:
             [index for index, round_ in enumerate(protocol.rounds) if len(round_.segments) > lane]
             for lane in range(protocol.num_lanes)
         ]
-        self._turns_A_L_R: list[list[list[Turn]]] = [
-            [[] for _ in self._rounds_L_R] for _ in range(num_agents)
-        ]
-        self._given_A_L: list[list[int | None]] = [
-            [None for _ in self._rounds_L_R] for _ in range(num_agents)
-        ]
-        self._calls: list[Turn] = []
+        self._turns: list[Turn] = []
+        """Replies and calls of tools, as they arrived."""
+        self._num_replies = dict.fromkeys(protocol.seats(num_agents), 0)
+        self._given: dict[tuple[int, int], int] = {}
+        """Rounds of the turns that were given and not replied to yet, by agent and lane."""
         self._failure_A: list[Failure | None] = [None] * num_agents
 
     @property
@@ -96,14 +94,11 @@ class MultiAgentCoordinator:
     @property
     def conversation(self) -> Conversation:
         """Turns so far, in order of (round, agent, lane), whatever arrived first."""
-        turns = [turn for turns_L_R in self._turns_A_L_R for turns_R in turns_L_R for turn in turns_R]
         return Conversation(
             question=self.question,
             num_agents=self.num_agents,
             max_rounds=self.max_rounds,
-            turns=tuple(
-                sorted((*self._calls, *turns), key=lambda turn: (turn.round_index, turn.agent_id, turn.lane))
-            ),
+            turns=tuple(sorted(self._turns, key=lambda turn: (turn.round_index, turn.agent_id, turn.lane))),
             failures=tuple(failure for failure in self._failure_A if failure is not None),
         )
 
@@ -159,7 +154,7 @@ class MultiAgentCoordinator:
             if self.is_out(agent_id, lane):
                 return None
             round_index = self._next_round(agent_id, lane)
-            self._given_A_L[agent_id][lane] = round_index
+            self._given[agent_id, lane] = round_index
             return round_index
 
     async def submit_response(
@@ -184,7 +179,7 @@ class MultiAgentCoordinator:
         """
         self._check_seat(agent_id, lane)
         async with self._condition:
-            round_index = self._given_A_L[agent_id][lane]
+            round_index = self._given.get((agent_id, lane))
             if self.is_out(agent_id, lane) or round_index is None:
                 raise OutOfTurnError(self._why_out_of_turn(agent_id, lane))
             segment = self.protocol.rounds[round_index].segments[lane]
@@ -199,13 +194,14 @@ class MultiAgentCoordinator:
                 lane=lane,
             )
             if isinstance(response, ToolCall):
-                self._calls.append(turn)
+                self._turns.append(turn)
                 return turn
-            self._given_A_L[agent_id][lane] = None
+            del self._given[agent_id, lane]
             if segment.on_invalid == "fail" and status is ReplyStatus.UNSTRUCTURED:
                 self._end(agent_id, f"its reply to {segment.name!r} cannot be read: {text[:80]!r}")
             else:
-                self._turns_A_L_R[agent_id][lane].append(turn)
+                self._turns.append(turn)
+                self._num_replies[agent_id, lane] += 1
             self._condition.notify_all()
             return turn
 
@@ -234,8 +230,9 @@ class MultiAgentCoordinator:
             f"agent {failure.agent_id} failed in round {failure.round_index + 1}: {failure.reason}"
             for failure in self.conversation.failures
         ]
-        seats = self.protocol.seats(self.num_agents)
-        waiting = sorted({agent_id for agent_id, lane in seats if not self.is_out(agent_id, lane)})
+        waiting = sorted(
+            {agent_id for agent_id, lane in self._num_replies if not self.is_out(agent_id, lane)}
+        )
         if waiting:
             reasons.append(f"agents {waiting} stopped before their last turn without giving a reason")
         if waiting or self.num_agents_left < self.min_agents:
@@ -244,16 +241,13 @@ class MultiAgentCoordinator:
     def _end(self, agent_id: int, reason: str) -> None:
         round_index = self._reached(agent_id)
         self._failure_A[agent_id] = Failure(agent_id=agent_id, round_index=round_index, reason=reason)
-        self._calls = [
-            call for call in self._calls if call.agent_id != agent_id or call.round_index < round_index
+        self._turns = [
+            turn for turn in self._turns if turn.agent_id != agent_id or turn.round_index < round_index
         ]
-        for lane, turns_R in enumerate(self._turns_A_L_R[agent_id]):
-            self._turns_A_L_R[agent_id][lane] = [turn for turn in turns_R if turn.round_index < round_index]
-            self._given_A_L[agent_id][lane] = None
 
     def _next_round(self, agent_id: int, lane: int) -> int:
         """Round of the next turn in a lane; the number of rounds if there is none."""
-        rounds_R, taken = self._rounds_L_R[lane], len(self._turns_A_L_R[agent_id][lane])
+        rounds_R, taken = self._rounds_L_R[lane], self._num_replies[agent_id, lane]
         return rounds_R[taken] if taken < len(rounds_R) else self.max_rounds
 
     def _reached(self, agent_id: int) -> int:

@@ -203,15 +203,11 @@ def _headers(text: str, view: View) -> Iterator[tuple[str, int, int]]:
 
 
 PAIR_REQUEST = """\
-Which solution is better, A or B? Reply with one JSON object and nothing else: {"preference": "A", "B" or "Tie"}"""
+{persona} Which solution is better, A or B? Reply with one JSON object and nothing else: \
+{"preference": "A", "B" or "Tie"}"""
 """The request behind a pair of solutions, for votes without words: the policy, told that it is the agent, is shown two
 solutions as A and B and made to begin its verdict; the probabilities of the labels A, B and Tie at that place are the
 vote (`viva.judging.ranking`). For models that cannot write a ranking that can be read."""
-
-
-def pair_instruction(view: View) -> str:
-    """The request behind a pair: persona, question, and the form that the labels need."""
-    return f"{introduction(view.persona)} {PAIR_REQUEST}"
 
 
 def rivals(
@@ -231,7 +227,7 @@ def label_vote(name: str, *, votes_on_own: bool | None = None) -> Segment:
     """A segment in which agents vote by label probabilities on the solutions that they are shown."""
     return Segment(
         name=name,
-        instruction=pair_instruction,
+        instruction=PAIR_REQUEST,
         votes_on=partial(rivals, votes_on_own=votes_on_own),
         stream=None,
     )

@@ -404,11 +404,6 @@ class ChatTemplateRenderer(Renderer):
         self._control_after(self._apply([Message(role="user", content=_SENTINEL)], is_prompt=True), None)
 
     @property
-    def has_extension_property(self) -> bool:
-        """Templates may rewrite earlier turns, so it is not promised."""
-        return False
-
-    @property
     def writes_the_date(self) -> bool:
         """Whether the template asks for the day's date, so that prompts of tomorrow may be others."""
         return "strftime_now" in str(self._guarded.inner.chat_template)

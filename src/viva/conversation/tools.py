@@ -64,11 +64,8 @@ class Tool:
             raise ValueError(f"{what} must be a plain function: declare it without async and yield")
         if not inspect.getdoc(self.function):
             raise ValueError(f"{what} has no docstring, by which agents know what it does: write one")
-        for name, value in (
-            ("timeout_s", self.timeout_s),
-            ("memory_mb", self.memory_mb),
-            ("max_chars", self.max_chars),
-        ):
+        for name in ("timeout_s", "memory_mb", "max_chars"):
+            value = getattr(self, name)
             if not 0 < value < float("inf"):
                 raise ValueError(f"{name} of {what} must be a positive number; got {value}")
         _arguments(self.function)
@@ -180,10 +177,9 @@ def find_call(text: str) -> tuple[str, dict[str, object] | None, int] | None:
     start = text.find(_OPEN)
     if start < 0:
         return None
-    end = text.find(_CLOSE, start)
-    if end < 0:
-        return *_read(text[start + len(_OPEN) :]), len(text)
-    return *_read(text[start + len(_OPEN) : end]), end + len(_CLOSE)
+    start += len(_OPEN)
+    written, close, _ = text[start:].partition(_CLOSE)
+    return *_read(written), start + len(written) + len(close)
 
 
 def _read(written: str) -> tuple[str, dict[str, object] | None]:

@@ -35,7 +35,7 @@ from tinker_cookbook.rl.types import (
 from viva.conversation.critiques import LONE_CRITIC, attempt_messages, read_critiques
 from viva.conversation.records import Conversation, CritiqueReply, ReplyStatus, Solution, Turn
 from viva.conversation.rendering import build_prompt, read_reply
-from viva.experts.strategy import Completion, weighted_turns
+from viva.experts.strategy import Completion
 from viva.judging.judge import PolicyRef, sample
 from viva.judging.records import ConversationRecord
 
@@ -60,13 +60,6 @@ class Attempt:
     """``None``: it is not known."""
 
 
-class AttemptedEnv(ProblemEnv):
-    """A problem that keeps what was replied to it."""
-
-    attempts: list[Attempt]
-    """The replies so far; a subclass begins with none."""
-
-
 def problem_record(
     envs_G: Sequence[Env], trajectories_G: Sequence[Trajectory], rewards: Sequence[float] | None = None
 ) -> dict[str, object]:
@@ -74,12 +67,17 @@ def problem_record(
 
     Rewards of the group, if it has any, stand for those of the environments. Only the last attempt of a seat is graded.
     """
-    envs = {seat: env for seat, env in enumerate(envs_G) if isinstance(env, AttemptedEnv) and env.attempts}
+    envs = {
+        seat: env
+        for seat, env in enumerate(envs_G)
+        if isinstance(env, PromptAugmentedEnv | FeedbackEnv) and env.attempts
+    }
     if not envs:
         return {}
     first = next(iter(envs.values()))
-    question, answer = first.get_question(), first.get_reference_answer() or None
-    turns = tuple(
+    problem = first.problem if isinstance(first, FeedbackEnv) else first
+    answer = problem.get_reference_answer() or None
+    turns = [
         Turn(
             agent_id=seat,
             round_index=place,
@@ -88,15 +86,14 @@ def problem_record(
             response=Solution(solution=attempt.text),
             status=ReplyStatus.OK,
         )
-        for place in range(max(len(env.attempts) for env in envs.values()))
         for seat, env in envs.items()
-        for attempt in env.attempts[place : place + 1]
-    )
+        for place, attempt in enumerate(env.attempts)
+    ]
     talk = Conversation(
-        question=question,
+        question=problem.get_question(),
         num_agents=len(envs_G),
         max_rounds=max(len(env.attempts) for env in envs.values()),
-        turns=turns,
+        turns=tuple(sorted(turns, key=lambda turn: (turn.round_index, turn.agent_id))),
         answer=answer,
     )
     graded = {seat: env.attempts[-1].is_right for seat, env in envs.items()}
@@ -116,7 +113,7 @@ def problem_record(
     return record.model_dump(mode="json", exclude_unset=True)
 
 
-class PromptAugmentedEnv(AttemptedEnv):
+class PromptAugmentedEnv(ProblemEnv):
     """One question, asked behind one prefix and trained behind another.
 
     Subclasses say what the question is and how answers are checked, as for every ``ProblemEnv``. With equal prefixes it
@@ -136,7 +133,8 @@ class PromptAugmentedEnv(AttemptedEnv):
         format_coef: float = 0.1,
     ) -> None:
         super().__init__(renderer, convo_prefix=training_convo_prefix, format_coef=format_coef)
-        self.attempts = []
+        self.attempts: list[Attempt] = []
+        """The replies so far."""
         self.sampling_convo_prefix = sampling_convo_prefix
         self.training_convo_prefix = training_convo_prefix
         self.leak_phrases = tuple(leak_phrases)
@@ -180,7 +178,6 @@ class _AssistedGroupBuilder(EnvGroupBuilder):
     num_envs: int
     strategy_id: str
     weight: float | None = None
-    tags: tuple[str, ...] = ()
     _record: dict[str, object] = field(default_factory=dict[str, object], init=False, repr=False)
 
     async def compute_group_rewards(
@@ -195,8 +192,8 @@ class _AssistedGroupBuilder(EnvGroupBuilder):
         return self._record or None
 
     def logging_tags(self) -> list[str]:
-        """The strategy, and the tags."""
-        return [self.strategy_id, *self.tags]
+        """The strategy."""
+        return [self.strategy_id]
 
 
 @dataclass(kw_only=True)
@@ -275,7 +272,7 @@ class GeneratedFeedback:
         return critiques[0].text if critiques else text
 
 
-class FeedbackEnv(AttemptedEnv):
+class FeedbackEnv(Env):
     """Two turns at one problem. The reward is that of the second; the first is in the metric ``first_correct``.
 
     The problem says what the question is and grades both attempts; its ``convo_prefix`` stands in every context.
@@ -292,8 +289,8 @@ class FeedbackEnv(AttemptedEnv):
         train_behind: Literal["attempt", "problem"] = "attempt",
         leak_phrases: Sequence[str] = (),
     ) -> None:
-        super().__init__(problem.renderer, convo_prefix=problem.convo_prefix)
-        self.attempts = []
+        self.attempts: list[Attempt] = []
+        """The replies so far."""
         self.problem = problem
         self.feedback = feedback
         self.place = place
@@ -301,51 +298,36 @@ class FeedbackEnv(AttemptedEnv):
         self.leak_phrases = tuple(leak_phrases)
         self.training_observations: list[tuple[Observation, Observation]] = []
         """Sampling and training context of each turn so far."""
-        self._messages = [*self.convo_prefix, Message(role="user", content=problem.get_question())]
+        self._messages = [*problem.convo_prefix, Message(role="user", content=problem.get_question())]
         self._said = ""
-
-    def get_question(self) -> str:
-        """The problem's."""
-        return self.problem.get_question()
-
-    def check_answer(self, sample_str: str) -> bool:
-        """The problem's."""
-        return self.problem.check_answer(sample_str)
-
-    def check_format(self, sample_str: str) -> bool:
-        """The problem's."""
-        return self.problem.check_format(sample_str)
-
-    def get_reference_answer(self) -> str:
-        """The problem's."""
-        return self.problem.get_reference_answer()
 
     async def initial_observation(self) -> tuple[Observation, StopCondition]:
         """The bare problem."""
-        observation = build_prompt(self.renderer, self._messages)
+        observation = build_prompt(self.problem.renderer, self._messages)
         self.training_observations = [(observation, observation)]
-        return observation, self.stop_condition
+        return observation, self.problem.stop_condition
 
     async def step(self, action: Action, *, extra: ActionExtra | None = None) -> StepResult:
         """Ask for feedback after the first attempt, grade the second."""
-        text, ended = read_reply(self.renderer, list(action))
+        problem, renderer = self.problem, self.problem.renderer
+        text, ended = read_reply(renderer, list(action))
         if len(self.training_observations) > 1:
-            result = await self.problem.step(action, extra=extra)
+            result = await problem.step(action, extra=extra)
             self.attempts.append(Attempt(prompt=self._said, text=text, is_right=_is_right(result.metrics)))
             result.metrics |= leak(text, self.leak_phrases)
             return result
-        is_right = ended and bool(self.check_answer(text))
-        self._said = await self.feedback(self.get_question(), text, is_right=is_right, place=self.place)
-        self.attempts.append(Attempt(prompt=self.get_question(), text=text, is_right=is_right))
+        question, is_right = problem.get_question(), ended and bool(problem.check_answer(text))
+        self._said = await self.feedback(question, text, is_right=is_right, place=self.place)
+        self.attempts.append(Attempt(prompt=question, text=text, is_right=is_right))
         attempted = [*self._messages, Message(role="assistant", content=text)]
-        observation = build_prompt(self.renderer, [*attempted, Message(role="user", content=self._said)])
+        observation = build_prompt(renderer, [*attempted, Message(role="user", content=self._said)])
         kept = attempted if self.train_behind == "attempt" else self._messages
-        self.training_observations.append((observation, build_prompt(self.renderer, kept)))
+        self.training_observations.append((observation, build_prompt(renderer, kept)))
         return StepResult(
             reward=0.0,
             episode_done=False,
             next_observation=observation,
-            next_stop_condition=self.stop_condition,
+            next_stop_condition=problem.stop_condition,
             metrics={"first_correct": float(is_right)},
             logs={"feedback": self._said},
         )
@@ -404,4 +386,10 @@ class FeedbackGroupBuilder(_AssistedGroupBuilder):
 
     def completions(self, group: TrajectoryGroup) -> list[Sequence[Completion]]:
         """Both attempts, each with its weight."""
-        return weighted_turns(group, self.transition_weights)
+        return [
+            [
+                Completion(transition=turn, weight=self.transition_weights[turn])
+                for turn in range(len(trajectory.transitions))
+            ]
+            for trajectory in group.trajectories_G
+        ]

@@ -144,7 +144,10 @@ def completions_of(builder: EnvGroupBuilder, group: TrajectoryGroup) -> list[Seq
         ValueError: If the method does not return one entry per seat.
     """
     if not isinstance(builder, _Choosing):
-        return weighted_turns(group)
+        return [
+            [Completion(transition=turn) for turn in range(len(trajectory.transitions))]
+            for trajectory in group.trajectories_G
+        ]
     chosen_G = list(builder.completions(group))
     if len(chosen_G) != len(group.trajectories_G):
         raise ValueError(
@@ -168,49 +171,23 @@ def record_of(builder: EnvGroupBuilder) -> Any:
     return builder.record() if isinstance(builder, _RecordsConversation) else None
 
 
-def weighted_turns(
-    group: TrajectoryGroup, weights: Sequence[float] | None = None
-) -> list[Sequence[Completion]]:
-    """Every turn of every seat, whole; ``weights`` has one number for each turn of a seat, without it all are 1."""
-    return [
-        [
-            Completion(transition=turn, weight=1.0 if weights is None else weights[turn])
-            for turn in range(len(trajectory.transitions))
-        ]
-        for trajectory in group.trajectories_G
-    ]
-
-
 @dataclass(kw_only=True)
 class ExpertGroupBuilder(EnvGroupBuilder):
     """Any builder as a strategy.
 
-    What ``inner`` says about its own strategy holds where this does not say otherwise. Of ``transition_weights`` there
-    is one for each turn that is played, 0 to leave it out.
-
-    Raises:
-        ValueError: If a weight makes no sense, or `inner` chooses its completions itself and weights are given.
+    What ``inner`` says about its own strategy holds where this does not say otherwise.
     """
 
     inner: EnvGroupBuilder
     strategy_id: str
     context_transform: ContextTransform | None = None
     weight: float | None = None
-    transition_weights: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        """Check, and take over what the inner builder says."""
+        """Take over what the inner builder says."""
         own = strategy_of(self.inner)
         self.context_transform = self.context_transform or own.context_transform
         self.weight = own.weight if self.weight is None else self.weight
-        if self.transition_weights is None:
-            return
-        if isinstance(self.inner, _Choosing):
-            raise ValueError(
-                f"{type(self.inner).__name__} chooses what to train itself; leave out transition_weights"
-            )
-        for weight in self.transition_weights:
-            Completion(transition=0, weight=weight)
 
     async def make_envs(self) -> Sequence[Env]:
         """The inner builder's."""
@@ -231,27 +208,19 @@ class ExpertGroupBuilder(EnvGroupBuilder):
         return [self.strategy_id, *(tag for tag in self.inner.logging_tags() if tag != self.strategy_id)]
 
     def completions(self, group: TrajectoryGroup) -> list[Sequence[Completion]]:
-        """Every turn with its weight (`ValueError` if there are more turns), or what the inner builder chooses."""
-        weights = self.transition_weights
-        if weights is None:
-            return completions_of(self.inner, group)
-        longest = max((len(trajectory.transitions) for trajectory in group.trajectories_G), default=0)
-        if longest > len(weights):
-            raise ValueError(
-                f"strategy {self.strategy_id!r} has weights for {len(weights)} turns; an episode has {longest}"
-            )
-        return weighted_turns(group, weights)
+        """The inner builder's."""
+        return completions_of(self.inner, group)
 
     def unpaid_seats(self) -> frozenset[int]:
         """The inner builder's."""
         return unpaid_seats_of(self.inner)
 
     def credit(self) -> GroupCredit | None:
-        """The inner builder's, if it gives credit and no weights say what counts instead."""
-        return credit_of(self.inner) if self.transition_weights is None else None
+        """The inner builder's."""
+        return credit_of(self.inner)
 
     def record(self) -> Any:
-        """The inner builder's record."""
+        """The inner builder's."""
         return record_of(self.inner)
 
 

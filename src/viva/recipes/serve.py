@@ -62,6 +62,7 @@ def serve_model(target: str, options: ServeOptions, say: Callable[[str], None]) 
     from viva.serve.app import ServerLimits, choose_token, serve
     from viva.serve.sampling import ServedPolicy
     from viva.serve.tinker_engine import TinkerEngine
+    from viva.serve.tinker_store import ServedWeights
     from viva.serve.transport import EngineThread
 
     token = choose_token(options.token)
@@ -78,11 +79,13 @@ def serve_model(target: str, options: ServeOptions, say: Callable[[str], None]) 
             name = options.name or target
             serve(
                 engine,
-                {name: ServedPolicy(opened.client, opened.renderer)},
+                ServedPolicy(name, opened.client, opened.renderer),
                 listener=listener,
                 token=token,
                 limits=limits,
-                tinker=TinkerEngine(service, model=opened.model, names=(name, target), state_dir=states),
+                tinker=TinkerEngine(
+                    ServedWeights(service=service, model=opened.model, names=(name, target), state_dir=states)
+                ),
                 say=say,
             )
         finally:

@@ -23,11 +23,11 @@ from typing import Literal
 from viva.conversation.critiques import (
     CRITIQUE_PERSONAS,
     CRITIQUE_SYSTEM_PROMPT,
+    PAIR_REQUEST,
     comparison_instruction,
     critique_instruction,
     label_vote,
     may_vote_on_own,
-    pair_instruction,
     proposal_instruction,
     ranking_instruction,
     read_critiques,
@@ -142,7 +142,7 @@ def _comparison_segment(ballots: BallotForm) -> Segment:
     by_labels = ballots == "labels"
     return Segment(
         name="comparison",
-        instruction=pair_instruction if by_labels else comparison_instruction,
+        instruction=PAIR_REQUEST if by_labels else comparison_instruction,
         read=_read_comparison,
         votes_on=_compared_texts if by_labels else None,
         stream=None,

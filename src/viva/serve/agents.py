@@ -73,11 +73,6 @@ class AgentEnv(Env):
     The process gets the problem as one line of JSON on its standard input, and ``OPENAI_BASE_URL`` and
     ``OPENAI_API_KEY`` in its environment. Its reward is what it posts to ``/v1/reward``, else the number in the last
     line of its standard output.
-
-    Args:
-        server: Where it asks the policy.
-        command: The agent.
-        problem: What it is to solve.
     """
 
     def __init__(self, server: EpisodeServer, command: AgentCommand, problem: dict[str, str | None]) -> None:

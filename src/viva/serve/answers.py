@@ -5,10 +5,12 @@ import uuid
 from collections.abc import Sequence
 from itertools import accumulate
 
+import tinker
 from tinker_cookbook.renderers.base import Message
 
+from viva.conversation.rendering import build_prompt
 from viva.serve.bodies import ChatBody, CompletionBody, JsonObject
-from viva.serve.sampling import Alternatives, Piece, SamplingJob, ScoredPrompt, ServedPolicy, Token
+from viva.serve.sampling import Alternatives, Piece, SamplingJob, ScoredPrompt, ServedPolicy, Token, stops_of
 
 
 def chat_messages(body: ChatBody) -> list[Message]:
@@ -24,8 +26,9 @@ async def make_job(body: ChatBody | CompletionBody, policy: ServedPolicy) -> Sam
         ValueError: If the chat format does not take the messages.
     """
     if isinstance(body, ChatBody):
-        prompts = (policy.chat_tokens(chat_messages(body)),)
-        strings, end_ids = policy.chat_stops()
+        prompts = (tuple(build_prompt(policy.renderer, chat_messages(body)).to_ints()),)
+        strings, ids = stops_of(policy.renderer)
+        end_ids = tuple(dict.fromkeys([*ids, *policy.client.end_ids]))
         max_tokens = body.token_limit
         num_alternatives = (body.top_logprobs or 0) if body.logprobs else 0
     else:
@@ -33,18 +36,20 @@ async def make_job(body: ChatBody | CompletionBody, policy: ServedPolicy) -> Sam
             policy.text_tokens(prompt) if isinstance(prompt, str) else tuple(prompt)
             for prompt in body.prompts
         )
-        strings, end_ids = (), policy.end_ids
+        strings, end_ids = list[str](), policy.client.end_ids
         max_tokens = body.max_tokens
         num_alternatives = body.logprobs or 0
     return SamplingJob(
         prompts=prompts,
         num_samples=body.n,
-        max_tokens=max_tokens,
-        temperature=body.temperature,
-        top_p=body.top_p,
-        top_k=body.top_k or -1,
-        seed=body.seed,
-        stops=(*strings, *body.stops),
+        params=tinker.SamplingParams(
+            max_tokens=max_tokens,
+            temperature=body.temperature,
+            top_p=body.top_p,
+            top_k=body.top_k or -1,
+            seed=body.seed,
+            stop=[*strings, *body.stops],
+        ),
         end_ids=end_ids,
         num_alternatives=num_alternatives,
         num_prompt_alternatives=body.prompt_logprobs,
@@ -52,12 +57,7 @@ async def make_job(body: ChatBody | CompletionBody, policy: ServedPolicy) -> Sam
 
 
 class PendingAnswer:
-    """An answer in the making.
-
-    Args:
-        body: The request.
-        job: What is sampled for it.
-    """
+    """An answer in the making."""
 
     def __init__(self, body: ChatBody | CompletionBody, job: SamplingJob) -> None:
         self._body = body
@@ -80,12 +80,13 @@ class PendingAnswer:
             by_choice[piece.choice].append(piece)
         choices = [self._choice(index, own) for index, own in enumerate(by_choice)]
         extras = [self._prompt_fields(prompt) for prompt in prompts]
-        head = self._head | {"object": "chat.completion" if self._is_chat else "text_completion"}
+        kind = "chat.completion" if self._is_chat else "text_completion"
+        answer = self._head | {"object": kind, "choices": choices, "usage": self.usage()}
         if self._is_chat:
-            return head | {"choices": choices, "usage": self.usage()} | extras[0]
+            return answer | extras[0]
         for index, choice in enumerate(choices):
             choice |= extras[index // self._job.num_samples]
-        return head | {"choices": choices, "usage": self.usage()}
+        return answer
 
     def chunk(self, piece: Piece) -> JsonObject:
         """The chunk of one more token."""
@@ -194,12 +195,12 @@ def _by_id(row: Alternatives) -> JsonObject:
     return {str(token): {"logprob": logprob, "decoded_token": text} for token, text, logprob in row}
 
 
-def model_entry(name: str, context_length: int) -> JsonObject:
+def model_entry(policy: ServedPolicy) -> JsonObject:
     """A model in the list."""
     return {
-        "id": name,
+        "id": policy.name,
         "object": "model",
         "created": 0,
         "owned_by": "viva",
-        "max_model_len": context_length,
+        "max_model_len": policy.client.context_length,
     }

@@ -1,4 +1,4 @@
-"""The server's application: OpenAI's interface to the policies that are served, and Tinker's protocol beside it."""
+"""The server's application: OpenAI's interface to the policy that is served, and Tinker's protocol beside it."""
 
 import asyncio
 import contextlib
@@ -72,24 +72,18 @@ class ServerLimits:
 
 def make_app(
     engine: EngineThread,
-    policies: dict[str, ServedPolicy],
+    policy: ServedPolicy,
     *,
     token: str,
     limits: ServerLimits,
     tinker: TinkerEngine,
     is_local: bool = True,
 ) -> ASGIApp:
-    """The application.
+    """The application, of which every request has to carry the token.
 
-    Args:
-        engine: Where the policies compute.
-        policies: By the name that requests give as ``model``.
-        token: A secret that every request has to carry.
-        limits: Bounds.
-        tinker: The engine for clients of Tinker's protocol.
-        is_local: Whether it is on the loopback address, where only this machine's own host names are right.
+    ``is_local`` says whether it is on the loopback address, where only this machine's own host names are right.
     """
-    models = _Models(engine, policies, tinker)
+    models = _Models(engine, policy, tinker)
     places = asyncio.Semaphore(limits.queue)
     completions = (("/v1/chat/completions", ChatBody), ("/v1/completions", CompletionBody))
     routes = [
@@ -108,10 +102,10 @@ def make_app(
 
 @dataclass(frozen=True, slots=True)
 class _Models:
-    """The policies that are served, and the weights that clients of Tinker's protocol have saved."""
+    """The policy that is served, and the weights that clients of Tinker's protocol have saved."""
 
     engine: EngineThread
-    policies: dict[str, ServedPolicy]
+    policy: ServedPolicy
     tinker: TinkerEngine
 
     async def find(self, name: str) -> ServedPolicy:
@@ -120,28 +114,24 @@ class _Models:
         Raises:
             RequestError: If there is none.
         """
-        if name not in self.policies:
-            if name.startswith("tinker://"):
-                like = next(iter(self.policies.values()))
-                return await self.engine.run(self.tinker.samplers.saved_policy(name, like))
-            raise RequestError(
-                f"model {name[:200]!r} is not served here; served: {', '.join(self.policies)}",
-                status=404,
-                param="model",
-                code="model_not_found",
-            )
-        return self.policies[name]
+        if name == self.policy.name:
+            return self.policy
+        if name.startswith("tinker://"):
+            return await self.engine.run(self.tinker.samplers.saved_policy(name, self.policy))
+        raise RequestError(
+            f"model {name[:200]!r} is not served here; served: {self.policy.name}",
+            status=404,
+            param="model",
+            code="model_not_found",
+        )
 
     async def all(self, _: Request) -> Response:
         """Answer with the list of models."""
-        rows = [model_entry(name, policy.context_length) for name, policy in self.policies.items()]
-        return json_answer({"object": "list", "data": rows})
+        return json_answer({"object": "list", "data": [model_entry(self.policy)]})
 
     async def one(self, request: Request) -> Response:
         """Answer with one model."""
-        name = str(request.path_params["name"])
-        policy = await self.find(name)
-        return json_answer(model_entry(name, policy.context_length))
+        return json_answer(model_entry(await self.find(str(request.path_params["name"]))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,8 +237,8 @@ def _tinker_routes(thread: EngineThread, engine: TinkerEngine) -> list[Route]:
         "client/config": lambda _: _CLIENT_CONFIG,
         "client/dynamic_config": lambda _: _DYNAMIC_CONFIG,
         "telemetry": lambda _: {"status": "accepted"},
-        "create_session": engine.create_session,
-        "session_heartbeat": engine.heartbeat,
+        "create_session": engine.sessions.create,
+        "session_heartbeat": engine.sessions.heartbeat,
         "create_model": engine.create_model,
         "get_info": engine.get_info,
         "load_weights": engine.load_weights,
@@ -259,7 +249,7 @@ def _tinker_routes(thread: EngineThread, engine: TinkerEngine) -> list[Route]:
         "asample": engine.samplers.sample,
         "cancel_future": engine.cancel,
         "weights_info": engine.weights.info,
-        "retrieve_future": engine.result,
+        "retrieve_future": engine.results.fetch,
     }
     checkpoint = "training_runs/{run}/checkpoints/{checkpoint:path}"
     return [
@@ -268,7 +258,7 @@ def _tinker_routes(thread: EngineThread, engine: TinkerEngine) -> list[Route]:
         route("healthz", lambda: {"status": "ok"}, None, "GET"),
         route("get_server_capabilities", engine.capabilities, None, "GET"),
         route("samplers/{name:path}", engine.samplers.describe, None, "GET"),
-        route("sessions/{name}/finish", engine.finish_session, None),
+        route("sessions/{name}/finish", engine.sessions.end, None),
         route(checkpoint, engine.weights.delete, None, "DELETE"),
     ]
 
@@ -297,7 +287,7 @@ def choose_token(given: str | None) -> str:
 
 def serve(
     engine: EngineThread,
-    policies: dict[str, ServedPolicy],
+    policy: ServedPolicy,
     *,
     listener: socket.socket,
     token: str,
@@ -305,22 +295,15 @@ def serve(
     tinker: TinkerEngine,
     say: Callable[[str], None],
 ) -> None:
-    """Serve policies until the process is interrupted.
+    """Serve a policy until the process is interrupted; `say` gets the address and what a client needs.
 
-    Args:
-        engine: Where they compute.
-        policies: By the name that requests give as ``model``.
-        listener: From `viva.loopback.listen`.
-        token: From `choose_token`.
-        limits: Bounds.
-        tinker: The engine for clients of Tinker's protocol.
-        say: Gets the address and what a client needs.
+    The listener is from `viva.loopback.listen`, the token from `choose_token`.
     """
     address, port = listener.getsockname()[:2]
     is_local = is_loopback(address)
     host = f"[{address}]" if ":" in address else address
     say(
-        f"serving {', '.join(policies)}\nOPENAI_BASE_URL=http://{host}:{port}/v1\nOPENAI_API_KEY={token}\n"
+        f"serving {policy.name}\nOPENAI_BASE_URL=http://{host}:{port}/v1\nOPENAI_API_KEY={token}\n"
         f"TINKER_BASE_URL=http://{host}:{port}\nTINKER_API_KEY={token}"
     )
     if not token.startswith(_PREFIX):
@@ -328,5 +311,5 @@ def serve(
     if not is_local:
         say("note: other machines can reach this address, and the connection is not encrypted")
     say("Ctrl-C ends it")
-    app = make_app(engine, policies, token=token, limits=limits, is_local=is_local, tinker=tinker)
+    app = make_app(engine, policy, token=token, limits=limits, is_local=is_local, tinker=tinker)
     run_server(app, listener)

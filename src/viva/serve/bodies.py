@@ -11,7 +11,6 @@ MOST_CHOICES = 128
 """Samples of one request, all prompts together."""
 _MOST_STOPS = 16
 _MOST_ALTERNATIVES = 20
-_MOST_PROMPTS = MOST_CHOICES
 _LONGEST_SHOWN = 60
 
 _NEUTRAL: dict[str, tuple[object, ...]] = {
@@ -83,9 +82,6 @@ class StreamOptions(_Body):
     """Whether a last chunk counts the tokens."""
 
 
-_Stops = str | Annotated[list[str], Field(max_length=_MOST_STOPS)]
-
-
 class _SamplingBody(_Body):
     model: str
     n: int = Field(default=1, ge=1, le=MOST_CHOICES)
@@ -94,7 +90,7 @@ class _SamplingBody(_Body):
     top_k: int = Field(default=-1, ge=-1)
     """Not in OpenAI's interface: the number of most likely tokens that are kept; -1 or 0 keeps all."""
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
-    stop: _Stops | None = None
+    stop: str | Annotated[list[str], Field(max_length=_MOST_STOPS)] | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     user: str | None = None
@@ -136,8 +132,8 @@ class CompletionBody(_SamplingBody):
     prompt: (
         str
         | Annotated[list[int], Field(min_length=1)]
-        | Annotated[list[str], Field(min_length=1, max_length=_MOST_PROMPTS)]
-        | Annotated[list[list[int]], Field(min_length=1, max_length=_MOST_PROMPTS)]
+        | Annotated[list[str], Field(min_length=1, max_length=MOST_CHOICES)]
+        | Annotated[list[list[int]], Field(min_length=1, max_length=MOST_CHOICES)]
     )
     max_tokens: int = Field(default=16, ge=1)
     logprobs: int | None = Field(default=None, ge=0, le=_MOST_ALTERNATIVES)

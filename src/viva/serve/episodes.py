@@ -24,7 +24,7 @@ from viva.conversation.rendering import build_prompt
 from viva.loopback import LOOPBACK, listen, same_secret, server_config
 from viva.serve.answers import PendingAnswer, chat_messages
 from viva.serve.bodies import ChatBody, JsonObject, RequestError, RewardBody, parse_body, read_json
-from viva.serve.sampling import Piece, SampleText, SamplingJob, ScoredPrompt, Token
+from viva.serve.sampling import Piece, SampleText, SamplingJob, ScoredPrompt, Token, stops_of
 from viva.serve.transport import TokenGuard, application, given_key, json_answer, read_body, unless_gone
 
 _BODY_BYTES = 16 * 2**20
@@ -67,10 +67,7 @@ class Episode:
 class EpisodeServer:
     """OpenAI's chat interface for the agents of episodes, in the event loop of whoever opens episodes.
 
-    It listens on the loopback address while an episode is open.
-
-    Args:
-        renderer: Of the policy's chat format, with a guarded tokenizer.
+    It listens on the loopback address while an episode is open. Its renderer has a guarded tokenizer.
     """
 
     def __init__(self, renderer: Renderer) -> None:
@@ -163,9 +160,7 @@ class EpisodeServer:
         return self._written(body, prompt, await call.reply)
 
     def _written(self, body: ChatBody, prompt: tinker.ModelInput, reply: PolicyReply) -> JsonObject:
-        stops = self.stop_condition
-        strings = [stop for stop in stops if isinstance(stop, str)]
-        ids = [stop for stop in stops if isinstance(stop, int)]
+        strings, ids = stops_of(self._renderer)
         text = SampleText(self._renderer.tokenizer, ids, strings)
         said = [text.feed(token) for token in reply.tokens]
         if said:

@@ -1,16 +1,15 @@
 """Sampling for a request, in pieces that answers and streams are both made of, and the text of a sample."""
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
 import tinker
-from tinker_cookbook.renderers.base import Message, Renderer
+from tinker_cookbook.renderers.base import Renderer
 
 from viva.conversation.coordinator import gather_or_cancel
 from viva.conversation.guard import GuardedTokenizer
-from viva.conversation.rendering import build_prompt
 from viva.engine.requests import Drawn
 from viva.engine.sampling_client import LocalSamplingClient
 
@@ -59,15 +58,8 @@ class SamplingJob:
     prompts: tuple[tuple[int, ...], ...]
     num_samples: int = 1
     """Samples of each prompt; the choices of one prompt follow those of the one before."""
-    max_tokens: int | None = None
-    """``None``: to the end of the context."""
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = -1
-    """-1 for no limit."""
-    seed: int | None = None
-    stops: tuple[str, ...] = ()
-    """Strings that end a sample."""
+    params: tinker.SamplingParams = field(default_factory=tinker.SamplingParams)
+    """Its ``stop`` is a list of strings."""
     end_ids: tuple[int, ...] = ()
     """Token ids that end a sample."""
     num_alternatives: int = 0
@@ -84,11 +76,6 @@ class SampleText:
     """Text of one sample, handed out as far as later tokens cannot change it.
 
     The pieces together are the text: a stop string, what follows it, and tokens that end a sample are no part of it.
-
-    Args:
-        tokenizer: Of the model.
-        end_ids: Token ids that end a sample.
-        stops: Strings that end it.
     """
 
     def __init__(self, tokenizer: Any, end_ids: Collection[int], stops: Sequence[str]) -> None:
@@ -148,38 +135,25 @@ def _overlap(text: str, stop: str) -> int:
     return next((size for size in range(longest, 0, -1) if text.endswith(stop[:size])), 0)
 
 
-class ServedPolicy:
-    """A policy that requests can name. All but the constructor's arguments belongs to the engine's thread.
+def stops_of(renderer: Renderer) -> tuple[list[str], list[int]]:
+    """Strings and token ids that end the assistant's turn."""
+    stops = renderer.get_stop_sequences()
+    strings = [stop for stop in stops if isinstance(stop, str)]
+    return strings, [stop for stop in stops if isinstance(stop, int)]
 
-    Args:
-        client: Samples.
-        renderer: Of its chat format, with a guarded tokenizer.
+
+class ServedPolicy:
+    """A policy that requests give as ``model`` by its name; it belongs to the engine's thread.
+
+    The renderer is that of its chat format, with a guarded tokenizer.
     """
 
-    def __init__(self, client: LocalSamplingClient, renderer: Renderer) -> None:
+    def __init__(self, name: str, client: LocalSamplingClient, renderer: Renderer) -> None:
+        self.name = name
+        self.client = client
         self.renderer = renderer
-        self.context_length = client.context_length
-        """Tokens that prompt and sample may have together."""
-        self.end_ids = client.end_ids
-        """Token ids that end a text."""
-        self._client = client
         self._tokenizer = cast(GuardedTokenizer, renderer.tokenizer)
         self._texts: dict[int, str] = {}
-
-    def chat_stops(self) -> tuple[tuple[str, ...], tuple[int, ...]]:
-        """Strings and token ids that end the assistant's turn."""
-        stops = self.renderer.get_stop_sequences()
-        strings = tuple(stop for stop in stops if isinstance(stop, str))
-        ids = dict.fromkeys([*(stop for stop in stops if isinstance(stop, int)), *self.end_ids])
-        return strings, tuple(ids)
-
-    def chat_tokens(self, messages: list[Message]) -> tuple[int, ...]:
-        """Prompt of the assistant's next message. Text of a message is text: it becomes no control token.
-
-        Raises:
-            ValueError: If the chat format does not take such messages.
-        """
-        return tuple(build_prompt(self.renderer, messages).to_ints())
 
     def text_tokens(self, text: str) -> tuple[int, ...]:
         """Tokens of a prompt that is text: none is a control token but those that every text begins with."""
@@ -202,7 +176,8 @@ class ServedPolicy:
     async def _of_prompt(
         self, job: SamplingJob, prompt: tuple[int, ...], first: int, hear: Callable[[Piece], None]
     ) -> ScoredPrompt:
-        texts = [SampleText(self._tokenizer, job.end_ids, job.stops) for _ in range(job.num_samples)]
+        stops = cast("list[str]", job.params.stop)
+        texts = [SampleText(self._tokenizer, job.end_ids, stops) for _ in range(job.num_samples)]
 
         def listen(drawn: Drawn) -> None:
             text = texts[drawn.index].feed(drawn.token)
@@ -216,17 +191,10 @@ class ServedPolicy:
             )
             hear(Piece(choice=first + drawn.index, token=token, text=text, finish_reason=drawn.stop_reason))
 
-        response = await self._client.stream(
+        response = await self.client.stream(
             tinker.ModelInput.from_ints(list(prompt)),
             job.num_samples,
-            tinker.SamplingParams(
-                max_tokens=job.max_tokens,
-                seed=job.seed,
-                stop=list(job.stops),
-                temperature=job.temperature,
-                top_k=job.top_k,
-                top_p=job.top_p,
-            ),
+            job.params,
             listen,
             stop_ids=job.end_ids,
             topk_sample_logprobs=job.num_alternatives,

@@ -6,7 +6,6 @@ A request is answered with its name at once; its result is fetched by the name. 
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import tinker
 from tinker import types
@@ -17,16 +16,12 @@ from tinker.types.optim_step_request import OptimStepRequest
 from tinker.types.save_weights_for_sampler_request import SaveWeightsForSamplerRequest
 from tinker.types.save_weights_request import SaveWeightsRequest
 
-from viva.engine import LocalServiceClient, LocalTrainingClient
+from viva.engine import LocalTrainingClient
 from viva.serve.bodies import JsonObject, RequestError
-from viva.serve.tinker_samplers import Samplers
-from viva.serve.tinker_store import Result, Results, ServedWeights, Sessions, address_of
+from viva.serve.tinker_store import Result, Results, Samplers, ServedWeights, Sessions, address_of
 from viva.serve.tinker_wire import loss_config, read_data, write_losses
 
-_MOST_RESULTS = 4096
 _MOST_MODELS = 16
-_WAIT_S = 25.0
-"""Wait of a question for a result; the SDK gives up after 45 s and asks again after an answer."""
 
 
 @dataclass(kw_only=True)
@@ -37,38 +32,14 @@ class _TrainedModel:
 
 
 class TinkerEngine:
-    """The engine as clients of Tinker's protocol know it.
+    """The engine as clients of Tinker's protocol know it."""
 
-    Args:
-        service: Of the local engine, with a ``state_dir``.
-        model: Name or folder of the only base model that is trained and sampled here.
-        names: Further names that clients may give it.
-        state_dir: The service's.
-    """
-
-    def __init__(
-        self, service: LocalServiceClient, *, model: str, names: tuple[str, ...], state_dir: Path
-    ) -> None:
-        self._service = service
-        self._results = Results(_MOST_RESULTS)
+    def __init__(self, weights: ServedWeights) -> None:
+        self.results = Results()
         self._models: dict[str, _TrainedModel] = {}
-        self._sessions = Sessions(self._forget)
-        self.weights = ServedWeights(service=service, model=model, names=names, state_dir=state_dir)
-        self.samplers = Samplers(self.weights, self._sessions, self._results)
-
-    def create_session(self, _: JsonObject) -> JsonObject:
-        """Begin a session."""
-        return {"type": "create_session", "session_id": self._sessions.begin()}
-
-    def heartbeat(self, body: JsonObject) -> JsonObject:
-        """A sign of life of a session."""
-        self._sessions.see(str(body.get("session_id")))
-        return {"type": "session_heartbeat"}
-
-    def finish_session(self, name: str) -> JsonObject:
-        """End a session with all that belongs to it."""
-        self._sessions.end(name)
-        return {}
+        self.sessions = Sessions(self._forget)
+        self.weights = weights
+        self.samplers = Samplers(weights, self.sessions, self.results)
 
     def create_model(self, body: JsonObject) -> JsonObject:
         """Make an adapter to train.
@@ -82,7 +53,7 @@ class TinkerEngine:
         def make() -> LocalTrainingClient:
             self.weights.check_base(request.base_model)
             _check_adam(request.optimizer_config.type)
-            return self._service.create_lora_training_client(
+            return self.weights.service.create_lora_training_client(
                 self.weights.model,
                 rank=lora.rank,
                 seed=lora.seed,
@@ -116,10 +87,11 @@ class TinkerEngine:
                 self.weights.check_base(request.base_model)
             if request.optimizer_config is not None:
                 _check_adam(request.optimizer_config.type)
+            service = self.weights.service
             open_it = (
-                self._service.create_training_client_from_state_with_optimizer
+                service.create_training_client_from_state_with_optimizer
                 if request.optimizer
-                else self._service.create_training_client_from_state
+                else service.create_training_client_from_state
             )
             return open_it(path, base_model=self.weights.model, user_metadata=request.user_metadata)
 
@@ -198,13 +170,13 @@ class TinkerEngine:
         model = self._model_of(model_id)
         seq_id = model.next_seq if seq_id is None else seq_id
         name = f"{model_id}:{seq_id}"
-        if not self._results.knows(name):
+        if not self.results.knows(name):
             if seq_id != model.next_seq:
                 raise RequestError(
                     f"request {seq_id} of this model is out of turn; the next is {model.next_seq}",
                     status=409 if seq_id > model.next_seq else 410,
                 )
-            self._results.add(name, lambda: work(model.client))
+            self.results.add(name, lambda: work(model.client))
             model.next_seq += 1
         return {"request_id": name, "model_id": model_id}
 
@@ -215,12 +187,12 @@ class TinkerEngine:
                 "training client from a saved state",
                 status=404,
             )
-        self._sessions.see_owner(model_id)
+        self.sessions.see_owner(model_id)
         return self._models[model_id]
 
     def _forget(self, prefix: str) -> None:
         """Let go of all that belongs to a session."""
-        self._results.forget(prefix)
+        self.results.forget(prefix)
         for name in [name for name in self._models if name.startswith(prefix)]:
             del self._models[name]
         self.samplers.forget(prefix)
@@ -237,35 +209,31 @@ class TinkerEngine:
         Raises:
             RequestError: If there are too many.
         """
-        model_id = f"{self._sessions.see(session_id)}:train:{model_seq_id}"
+        model_id = f"{self.sessions.see(session_id)}:train:{model_seq_id}"
         name = f"{model_id}:0"
 
         async def made() -> Result:
             return value | {"model_id": model_id}
 
-        if not self._results.knows(name):
+        if not self.results.knows(name):
             if len(self._models) >= _MOST_MODELS:
                 raise RequestError(
                     f"{_MOST_MODELS} adapters are being trained here; close a session first (ServiceClient.close)"
                 )
             self._models[model_id] = _TrainedModel(client=make())
-            self._results.add(name, made)
+            self.results.add(name, made)
         return {"request_id": name, "model_id": model_id}
-
-    async def result(self, body: JsonObject) -> Result | None:
-        """A request's result, or ``None`` if it is not there after a while."""
-        return await self._results.fetch(str(body.get("request_id")), _WAIT_S)
 
     def cancel(self, body: JsonObject) -> JsonObject:
         """Give up a request for samples; a training request is carried out, since later ones build on it."""
         name = str(body.get("request_id"))
         if ":sample:" in name:
-            self._results.cancel(name)
+            self.results.cancel(name)
         return {}
 
     def capabilities(self) -> JsonObject:
         """The model that is served."""
-        return self._service.get_server_capabilities().model_dump(mode="json")
+        return self.weights.service.get_server_capabilities().model_dump(mode="json")
 
 
 def _check_adam(optimizer: str) -> None:

@@ -160,11 +160,7 @@ async def read_body(request: Request, limit: int) -> bytes:
 
 
 async def unless_gone(work: Work[T], receive: Receive) -> T:
-    """The result of work, which is cancelled when the client goes.
-
-    Args:
-        work: The answer in the making.
-        receive: Of the request, whose body was read.
+    """The result of work, which is cancelled when the client of a request goes, whose body was read.
 
     Raises:
         ClientDisconnect: If it went.

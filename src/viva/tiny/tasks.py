@@ -7,8 +7,9 @@ their numbers: a problem of the ``test`` split has numbers that no ``train`` pro
 
 import random
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import add, mul, sub
 from typing import Literal
 
 Split = Literal["train", "test"]
@@ -20,6 +21,7 @@ STYLED = f"{CAREFUL} Begin with the word Well."
 """The same with a habit of speech that has nothing to do with being right."""
 
 _OPERATORS: dict[str, Operator] = {"add": "+", "sub": "-", "mul": "x"}
+_OPERATIONS: dict[Operator, Callable[[int, int], int]] = {"+": add, "-": sub, "x": mul}
 
 _TEST_SHARE = 0.1
 _CONCLUSION = " The answer is "
@@ -49,13 +51,7 @@ class Step:
     @property
     def result(self) -> int:
         """The right result."""
-        match self.operator:
-            case "+":
-                return self.left + self.right
-            case "-":
-                return self.left - self.right
-            case "x":
-                return self.left * self.right
+        return _OPERATIONS[self.operator](self.left, self.right)
 
     @property
     def slip(self) -> int:
@@ -114,11 +110,9 @@ def _numbers(kind: str, rng: random.Random) -> tuple[int, ...]:
             return rng.randint(3, 16), rng.randint(2, 9), rng.randint(2, 4)
         case "mul_add":
             return rng.randint(2, 5), rng.randint(2, 5), rng.randint(2, 9)
-        case "mul_sub":
+        case _:  # mul_sub
             a, b = rng.randint(2, 5), rng.randint(3, 5)
             return a, b, rng.randint(2, min(9, a * b - 1))
-        case _:
-            raise ValueError(f"unknown kind of problem {kind!r}; known: {', '.join(_TEMPLATES)}")
 
 
 def tell(kind: str, numbers: tuple[int, ...], *, name: str, item: str) -> Problem:
