@@ -145,7 +145,7 @@ def _sample_turns(
             **columns,
             "advantages": [value or 0.0 for value in columns["advantages"] or ()],
             "mask": [int(trained) for trained in is_trained],
-            "spans": whole if credit is None else _spans(credit, sample.seat, turn.turn, turn.first),
+            "spans": whole if credit is None else _spans(credit, sample.seat, turn),
             **_contexts(turn, texts),
         }
 
@@ -172,12 +172,13 @@ def _without_secrets(turn: Mapping[str, Any]) -> dict[str, object]:
     return {**turn, "ids": ids, "pieces": pieces}
 
 
-def _spans(credit: GroupCredit, seat: int, turn: int, first: int) -> list[dict[str, object]]:
+def _spans(credit: GroupCredit, seat: int, turn: TrainedTurn) -> list[dict[str, object]]:
     """The spans of a turn, whose tokens are counted from its first trained one."""
+    first = turn.places[0] if turn.places else 0
     return [
         _span(max(0, span.start - first), span.stop - first, span.stream, span.reward)
         for span in sorted(credit.spans, key=lambda span: span.start)
-        if (span.seat, span.transition) == (seat, turn) and span.stop > first
+        if (span.seat, span.transition) == (seat, turn.turn) and span.stop > first
     ]
 
 

@@ -103,12 +103,10 @@ def spread(kinds: Sequence[Hashable], count: int) -> list[int]:
 def sampled_data(sample: TrainedSample, trajectory: Trajectory) -> list[tinker.Datum]:
     """The trained tokens of a sample as they were sampled: with the sampler's logprobs, behind the sampling context."""
     transitions = [trajectory.transitions[turn.turn] for turn in sample.turns_K]
-    weights_K: list[list[float]] = []
-    for turn, transition in zip(sample.turns_K, transitions, strict=True):
-        length = len(transition.ac.tokens)
-        kept, end = (turn.weights[:-1], turn.weights[-1:]) if turn.has_gap else (turn.weights, ())
-        gap = length - turn.first - len(kept) - len(end)
-        weights_K.append([0.0] * turn.first + [*kept] + [0.0] * gap + [*end])
+    weights_K = [[0.0] * len(transition.ac.tokens) for transition in transitions]
+    for turn, weights_T in zip(sample.turns_K, weights_K, strict=True):
+        for place, weight in zip(turn.places, turn.weights, strict=True):
+            weights_T[place] = weight
     return trajectory_to_data(replace(trajectory, transitions=transitions), weights_K)
 
 
