@@ -11,6 +11,7 @@ Legend: ``_P`` groups of a batch, ``_N`` samples, ``_D`` datums.
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -27,11 +28,11 @@ from viva.experts.estimation import (
     mixture_factors,
 )
 from viva.experts.estimators import DEFAULT_ESTIMATOR, make_estimator
-from viva.experts.samples import FloatArray, Sample, sample_record
+from viva.experts.samples import Sample, sample_record
 from viva.experts.strategy import credit_of, is_strategy, strategy_of
 from viva.rewards.credit import GroupCredit
 from viva.sdk import TrainingClient
-from viva.training.data_processing import action_values, trained_values
+from viva.training.data_processing import ScoredDatum, action_values, trained_values
 from viva.training.metrics import advantage_metrics, credit_metrics, strategy_metrics
 from viva.training.rollouts import GroupOutcome
 from viva.training.samples import (
@@ -41,7 +42,7 @@ from viva.training.samples import (
     with_values,
 )
 from viva.training.scoring import name_contexts, sampled_data, score, spread
-from viva.training.update import SamplerCheck, check_sampler
+from viva.training.update import check_sampler
 
 NUM_CHECKED = 4
 """Samples per batch that are scored at the temperature they were sampled at, to check the sampler against the
@@ -118,7 +119,7 @@ class Batch:
     data_D: list[tinker.Datum]
     foreign_D: list[bool]
     """Datums that were not drawn from what is trained, see `viva.training.update.update_policy`."""
-    check: SamplerCheck = field(default_factory=SamplerCheck)
+    check: Sequence[ScoredDatum] = ()
     """The check of samples without a datum that was drawn from what is trained."""
     samples_N: list[TrainedSample]
     estimates_N: list[Estimate]
@@ -239,7 +240,11 @@ async def _estimated_batch(
         raise EstimatorStoppedError(str(error)) from error
     checks_N = await _checks(client, outcomes_P, trained_N, config.num_checked, temperature)
     checked_N = [
-        replace(sample, checked_logprobs_T=_logprobs(checks_N[index])) if index in checks_N else sample
+        replace(
+            sample, checked_logprobs_T=np.concatenate([trained_values(*each) for each in checks_N[index]])
+        )
+        if index in checks_N
+        else sample
         for index, sample in enumerate(samples_N)
     ]
     diagnostics = diagnose(checked_N, estimates_N)
@@ -250,24 +255,23 @@ async def _estimated_batch(
         else list[tinker.Datum]()
         for trained, made, sample in zip(trained_N, estimates_N, samples_N, strict=True)
     ]
-    unseen = [
-        check for index, check in checks_N.items() if not (samples_N[index].on_policy and data_N[index])
-    ]
     factors = mixture_factors((sample.strategy for sample in samples_N), mixture)
     metrics = flat_metrics(diagnostics) | strategy_metrics(outcomes_P, trained_N, factors)
     metrics |= advantage_metrics(_advantages_by_group(trained_N, estimates_N))
     metrics["experts/scored_tokens"] = num_scored + sum(
-        datum.model_input.length for check in checks_N.values() for datum in check.data_D
+        datum.model_input.length for check in checks_N.values() for datum, _ in check
     )
     return Batch(
         data_D=[datum for data_D in data_N for datum in data_D],
         foreign_D=[
             not sample.on_policy for sample, data_D in zip(samples_N, data_N, strict=True) for _ in data_D
         ],
-        check=SamplerCheck(
-            data_D=[datum for check in unseen for datum in check.data_D],
-            logprobs_D=[logprobs for check in unseen for logprobs in check.logprobs_D],
-        ),
+        check=[
+            scored
+            for index, check in checks_N.items()
+            if not (samples_N[index].on_policy and data_N[index])
+            for scored in check
+        ],
         samples_N=trained_N,
         estimates_N=estimates_N,
         num_data_N=[len(data_D) for data_D in data_N],
@@ -287,7 +291,7 @@ async def _checks(
     trained_N: Sequence[TrainedSample],
     count: int,
     temperature: float,
-) -> dict[int, SamplerCheck]:
+) -> dict[int, list[ScoredDatum]]:
     """Checks of some samples, by their place."""
     chosen = spread([sample.strategy for sample in trained_N], count)
     data: list[list[tinker.Datum]] = []
@@ -298,23 +302,10 @@ async def _checks(
     found = await check_sampler(
         client, [datum for data_D in data for datum in data_D], temperature=temperature
     )
-    logprobs = iter(found.logprobs_D)
-    if not found.data_D:
-        return {}
+    scored = iter(found)
     return {
-        place: SamplerCheck(data_D=data_D, logprobs_D=[next(logprobs) for _ in data_D])
-        for place, data_D in zip(chosen, data, strict=True)
+        place: [*islice(scored, len(data_D))] for place, data_D in zip(chosen, data, strict=True) if found
     }
-
-
-def _logprobs(check: SamplerCheck) -> FloatArray:
-    """The trainer's, of the trained tokens in order."""
-    return np.concatenate(
-        [
-            trained_values(datum, logprobs)
-            for datum, logprobs in zip(check.data_D, check.logprobs_D, strict=True)
-        ]
-    )
 
 
 def _warnings(samples_N: Sequence[Sample], diagnostics: Diagnostics, config: ExpertConfig) -> list[str]:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import get_args
 
 import numpy as np
-import tinker
 from tinker_cookbook.rl.types import EnvGroupBuilder, Trajectory
 
 from viva.experts.conversation_expert import ConversationExpertGroupBuilder
@@ -22,7 +21,7 @@ from viva.judging.records import ConversationRecord
 from viva.judging.usage import Role, Usage
 from viva.rewards.credit import GroupCredit
 from viva.selfplay.group import MultiAgentConversationEnvGroupBuilder
-from viva.training.data_processing import action_values, trained_values
+from viva.training.data_processing import ScoredDatum, action_values, trained_values
 from viva.training.rollouts import GroupOutcome, Place
 from viva.training.samples import TrainedSample
 from viva.training.signs import signs
@@ -227,9 +226,7 @@ def credit_metrics(credits_P: Sequence[tuple[GroupCredit, int]]) -> dict[str, fl
     return metrics
 
 
-def logprob_metrics(
-    data_D: Sequence[tinker.Datum], logprobs_D: Sequence[tinker.TensorData]
-) -> dict[str, float]:
+def logprob_metrics(scored_D: Sequence[ScoredDatum]) -> dict[str, float]:
     """Distance of the trainer from the sampler, over action tokens (``mask > 0``).
 
     With ``q`` the sampler and ``p`` the trainer, ``optim/kl_sample_train_v1`` is the mean of ``log q - log p`` over
@@ -239,11 +236,10 @@ def logprob_metrics(
     Raises:
         FloatingPointError: If a logprob is not finite.
     """
-    if not data_D:
+    if not scored_D:
         return {}
-    sampled = np.concatenate([action_values(datum, "logprobs") for datum in data_D])
-    trained = [trained_values(datum, own) for datum, own in zip(data_D, logprobs_D, strict=True)]
-    gap = sampled - np.concatenate(trained)
+    sampled = np.concatenate([action_values(datum, "logprobs") for datum, _ in scored_D])
+    gap = sampled - np.concatenate([trained_values(*scored) for scored in scored_D])
     if not np.isfinite(gap).all():
         raise FloatingPointError(
             "the engine returned logprobs that are not finite numbers; this update is not to be trusted"
