@@ -260,7 +260,7 @@ class OpenRun:
             service=self.service,
             base_model=plan.model if plan.engine.engine == "local" else None,
             folder=self.folder,
-            start={} if start is None else {name: checkpoints.resolve(start, name) for name in start.beside},
+            known={} if start is None else {name: checkpoints.resolve(start, name) for name in start.beside},
         )
 
 
