@@ -275,7 +275,7 @@ class StopRule:
 
     def crossed(self, rows: Sequence[Mapping[str, float]]) -> str | None:
         """The message of what crossed its level after the last of all steps so far; ``None`` if nothing did."""
-        *_, means = self._window_means(rows)
+        *_, (means, _) = self._figures(rows)
         for name, mean in means.items():
             if mean > self.levels[name]:
                 level = self.levels[name]
@@ -296,29 +296,30 @@ class StopRule:
                 (*(mean / self.levels[name] for name, mean in means.items()), *sums.values()),
                 default=math.inf,
             )
-            for means, sums in zip(self._window_means(rows), self._sums(rows), strict=True)
+            for means, sums in self._figures(rows)
         )
         lowest = min(before, default=math.inf)
         is_fresh = any(f"alarm/{name}" in row for row in rows[-1:] for name in self.alarms)
         return now < lowest or (is_fresh and now == lowest < math.inf)
 
-    def _sums(self, rows: Sequence[Mapping[str, float]]) -> Iterator[dict[str, float]]:
-        """The share of its level that each alarm has reached: before the first row, and after each."""
-        names = [f"alarm/{name}" for name in self.alarms]
-        sums: dict[str, float] = {}
-        yield sums
-        for row in rows:
-            sums = sums | {name: row[name] for name in names if name in row}
-            yield sums
+    def _figures(
+        self, rows: Sequence[Mapping[str, float]]
+    ) -> Iterator[tuple[dict[str, float], dict[str, float]]]:
+        """Before the first row and after each: window means of metrics, and the share that each alarm has reached.
 
-    def _window_means(self, rows: Sequence[Mapping[str, float]]) -> Iterator[dict[str, float]]:
-        """Mean over the window of every metric that fills it: before the first row, and after each; in linear time."""
+        Metrics that do not fill the window are left out. Takes time linear in the rows.
+        """
         windows = {name: deque[float](maxlen=WINDOW) for name in self.levels}
-        yield {}
+        names = [f"alarm/{name}" for name in self.alarms]
+        means: dict[str, float] = {}
+        sums: dict[str, float] = {}
+        yield means, sums
         for row in rows:
             for name, window in windows.items():
                 if name in row:
                     window.append(row[name])
-            yield {
+            means = {
                 name: math.fsum(window) / WINDOW for name, window in windows.items() if len(window) == WINDOW
             }
+            sums = sums | {name: row[name] for name in names if name in row}
+            yield means, sums

@@ -241,12 +241,10 @@ class _Turns(_Answers):
             await asyncio.to_thread(self._commit, b"".join(lines))
 
     def _commit(self, data: bytes) -> None:
-        try:
+        with naming(self.path):
             while data:  # a disk may take less than it is given
                 data = data[self._file.write(data) :]
             os.fsync(self._file.fileno())
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, str(self.path)) from error
 
     def _raise_failure(self) -> None:
         if self._writing is not None:

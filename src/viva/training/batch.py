@@ -48,6 +48,9 @@ NUM_CHECKED = 4
 """Samples per batch that are scored at the temperature they were sampled at, to check the sampler against the
 trainer, where that is not the temperature which is trained."""
 
+_MOST_SELF_CHECK = 0.1
+"""Largest mean difference, in nats per token, that passes this check."""
+
 
 class EstimatorStoppedError(RuntimeError):
     """The estimator refuses a batch, or wastes it and the settings say to stop then. The message says what to do."""
@@ -72,8 +75,6 @@ class ExpertConfig:
     num_checked: int = NUM_CHECKED
     """Samples per batch, of all strategies in turn, that are scored behind the context and at the temperature they were
     sampled at, to check the sampler against the trainer."""
-    max_self_check: float = 0.1
-    """Largest mean difference, in nats per token, that passes this check."""
     mixed_units: bool = False
     """Whether rewards of different strategies must not be compared; advice keeps to that."""
 
@@ -83,11 +84,8 @@ class ExpertConfig:
             raise ValueError(f"min_effective_share must be between 0 and 1; got {self.min_effective_share}")
         if self.on_waste not in ("warn", "stop"):
             raise ValueError(f"on_waste must be 'warn' or 'stop'; got {self.on_waste!r}")
-        if self.num_checked < 0 or not self.max_self_check > 0:
-            raise ValueError(
-                "num_checked must be 0 or more and max_self_check above 0; got "
-                f"{self.num_checked} and {self.max_self_check}"
-            )
+        if self.num_checked < 0:
+            raise ValueError(f"num_checked must be 0 or more; got {self.num_checked}")
 
     def make(self) -> Estimator:
         """The estimator."""
@@ -318,7 +316,7 @@ def _warnings(samples_N: Sequence[Sample], diagnostics: Diagnostics, config: Exp
     if texts and config.on_waste == "stop":
         raise EstimatorStoppedError("; ".join(texts))
     for name, figures in diagnostics.items():
-        if figures.self_check is not None and figures.self_check > config.max_self_check:
+        if figures.self_check is not None and figures.self_check > _MOST_SELF_CHECK:
             texts.append(
                 f"strategy {name!r}: sampler and trainer differ by {figures.self_check:.3g} nats per token on the same "
                 "tokens, context and temperature; make renderer_name, temperature and the engine the same for sampling "

@@ -36,7 +36,6 @@ class StepProgress:
     _began: float = field(init=False)
 
     def __post_init__(self) -> None:
-        """Start the clock."""
         self._began = self.clock()
 
     def on_reply(self, num_tokens: int) -> None:

@@ -30,20 +30,11 @@ _LAST = "prompt_logprobs_last_n"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KlPenalty:
-    """The reference of a run, and the weight of the distance from it.
-
-    Raises:
-        ValueError: If the weight is not a positive number.
-    """
+    """The reference of a run, and the weight of the distance from it."""
 
     coef: float
-    """In units of advantage by nat."""
+    """In units of advantage by nat; a positive number."""
     reference: PolicyRef
-
-    def __post_init__(self) -> None:
-        """Check."""
-        if not (math.isfinite(self.coef) and self.coef > 0):
-            raise ValueError(f"the weight of a KL penalty must be a positive number; got {self.coef}")
 
 
 async def penalised(batch: Batch, penalty: KlPenalty) -> Batch:
