@@ -265,7 +265,6 @@ class _Step(_Answers):
             self._stored = {}
 
     def key(self, version: int | str, arguments: Mapping[str, object]) -> str | None:
-        """The place of a call that is made now."""
         key = super().key(version, arguments)
         self._num_asked += 1
         if self._is_stored and key not in self._stored:
@@ -301,7 +300,6 @@ class _CachedResponse:
 
     def result(self, timeout: float | None = None) -> tinker.SampleResponse:
         """The answer."""
-        del timeout
         return self._response
 
 

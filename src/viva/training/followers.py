@@ -83,12 +83,10 @@ class Follower(ABC):
 
     def beside(self, next_step: int) -> dict[str, str]:
         """Paths by name of what a run needs beside the state to go on after so many steps."""
-        del next_step
         return {}
 
     def metrics(self, step: int) -> dict[str, float]:
         """Figures of a step that has been played."""
-        del step
         return {}
 
     async def close(self) -> None:
@@ -105,7 +103,6 @@ class Current(Follower):
 
     def follow(self, sampler: SamplingClient, version: int) -> None:
         """Take it over."""
-        del version
         self.policy.sampling_client = sampler if self.member is None else member_of(sampler, self.member)
 
 
@@ -129,7 +126,6 @@ class Every(Follower):
 
     def follow(self, sampler: SamplingClient, version: int) -> None:
         """Judge with what was saved last before the policy that samples, or as it."""
-        del sampler
         self.policy.sampling_client = self._judges[version]
 
     def beside(self, next_step: int) -> dict[str, str]:
@@ -156,7 +152,6 @@ class Averaged(Follower):
 
     def follow(self, sampler: SamplingClient, version: int) -> None:
         """Judge with the average as it was when the policy that samples was reached."""
-        del sampler, version
         self.policy.sampling_client = self._judge
 
     async def trained(self) -> None:
@@ -173,7 +168,6 @@ class OutsideJudge(Follower):
 
     def follow(self, sampler: SamplingClient, version: int) -> None:
         """Its next answers are about what the policy after so many steps says."""
-        del sampler
         self.answers.step = version
 
     def metrics(self, step: int) -> dict[str, float]:

@@ -9,7 +9,6 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import get_args
 
 import numpy as np
 from tinker_cookbook.rl.types import EnvGroupBuilder, Trajectory
@@ -124,8 +123,7 @@ def token_metrics(outcomes_P: Sequence[GroupOutcome]) -> dict[str, float]:
     names: dict[Role, str] = {"policy": "rollout", "judge": "judge", "scorer": "scorer"}
     metrics: dict[str, float] = {}
     total = 0
-    for role in get_args(Role):
-        name = names[role]
+    for role, name in names.items():
         usage = sum((outcome.usage.get(role, Usage()) for outcome in outcomes_P), Usage())
         total += usage.total
         if role == "policy" or usage.total:
@@ -181,16 +179,15 @@ def _length_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def _tag_metrics(outcomes_P: Sequence[GroupOutcome]) -> dict[str, float]:
-    rewards_by_tag: dict[str, list[float]] = {}
-    num_groups = Counter(tag for outcome in outcomes_P for tag in set(outcome.builder.logging_tags()))
+    outcomes_by_tag: dict[str, list[GroupOutcome]] = {}
     for outcome in outcomes_P:
-        for tag in sorted(set(outcome.builder.logging_tags())):
-            if num_groups[tag] < len(outcomes_P):
-                rewards_by_tag.setdefault(tag, []).extend(_paid([outcome]))
+        for tag in set(outcome.builder.logging_tags()):
+            outcomes_by_tag.setdefault(tag, []).append(outcome)
     metrics: dict[str, float] = {}
-    for tag, rewards in sorted(rewards_by_tag.items()):
-        metrics[f"env/{tag}/groups"] = num_groups[tag]
-        metrics |= summary(f"env/{tag}/reward", rewards)
+    for tag, own_P in sorted(outcomes_by_tag.items()):
+        if len(own_P) < len(outcomes_P):
+            metrics[f"env/{tag}/groups"] = len(own_P)
+            metrics |= summary(f"env/{tag}/reward", _paid(own_P))
     return metrics
 
 

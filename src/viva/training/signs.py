@@ -22,7 +22,7 @@ What could not be counted is left out. Lengths are in characters.
 
 import math
 import statistics
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
@@ -46,24 +46,11 @@ from viva.judging.records import ComparisonRecord, ConversationRecord
 _TextVote: TypeAlias = tuple[str, str, float]
 """Two solutions and the share of a vote for the first: 1, or 0.5 for a tie."""
 
-SIGNS = (
-    "answer_votes",
-    "against_majority",
-    "mutual_votes",
-    "against_initial_judge",
-    "order_flips",
-    "length_votes",
-    "length_pay",
-    "ties",
-    "invalid",
-)
-"""Means over a step; two more are of all final solutions together."""
-
 
 def signs(records: Iterable[ConversationRecord]) -> dict[str, float]:
     """Figures of one step's conversations; those without anything to count are left out."""
     known = list(records)
-    counted: dict[str, list[float]] = {name: [] for name in SIGNS}
+    counted: dict[str, list[float]] = defaultdict(list)
     for record in known:
         conversation = record.conversation()
         votes: list[_TextVote] = []
