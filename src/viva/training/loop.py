@@ -184,7 +184,7 @@ async def train(run: Training) -> bool:
     )
     watch = Watch(run.alarms, history)
     ahead = RolloutsAhead(
-        partial(_rollouts, run, console),
+        play=partial(_rollouts, run, console),
         first_step=first_step,
         num_steps=len(run.dataset),
         max_staleness=run.config.max_staleness,

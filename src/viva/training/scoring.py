@@ -31,10 +31,8 @@ def name_contexts(samples_N: Sequence[TrainedSample]) -> list[str]:
     Two samples of one prompt and strategy have the same name if and only if they were sampled in the same context.
     """
     known: dict[tuple[Hashable, str], dict[Hashable, int]] = {}
-    keys: list[Hashable] = []
-    for sample in samples_N:
-        key = tuple(context_key(turn.sampled_in) for turn in sample.turns_K)
-        keys.append(key)
+    keys = [tuple(context_key(turn.sampled_in) for turn in sample.turns_K) for sample in samples_N]
+    for sample, key in zip(samples_N, keys, strict=True):
         places = known.setdefault((sample.prompt, sample.strategy), {})
         places.setdefault(key, len(places))
     names: list[str] = []
