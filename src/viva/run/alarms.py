@@ -40,7 +40,7 @@ class Alarm:
     """One watched metric."""
 
     metric: str
-    side: Literal["up", "down", "both"]
+    side: Literal["up", "down", "both"] = "both"
     text: str
     """Meaning of a signal, and what to look at."""
 
@@ -50,12 +50,10 @@ _LOOK = "read some conversations of these steps ('viva view')"
 ALARMS: Mapping[str, Alarm] = {
     "answer_votes": Alarm(
         metric="sign/answer_votes",
-        side="both",
         text=f"votes follow the answer that most agents gave less, or more, than they did; {_LOOK}",
     ),
     "against_majority": Alarm(
         metric="sign/against_majority",
-        side="both",
         text=f"voters agree with one another less, or more, than they did; {_LOOK}",
     ),
     "mutual_votes": Alarm(
@@ -70,20 +68,11 @@ ALARMS: Mapping[str, Alarm] = {
     ),
     "order_flips": Alarm(
         metric="sign/order_flips",
-        side="both",
         text="verdicts depend more, or less, on the order in which solutions were shown",
     ),
-    "length_votes": Alarm(
-        metric="sign/length_votes",
-        side="both",
-        text=f"votes follow the length of solutions; {_LOOK}",
-    ),
-    "length_pay": Alarm(
-        metric="sign/length_pay",
-        side="both",
-        text=f"rewards follow the length of solutions; {_LOOK}",
-    ),
-    "ties": Alarm(metric="sign/ties", side="both", text="the share of ties among the votes has changed"),
+    "length_votes": Alarm(metric="sign/length_votes", text=f"votes follow the length of solutions; {_LOOK}"),
+    "length_pay": Alarm(metric="sign/length_pay", text=f"rewards follow the length of solutions; {_LOOK}"),
+    "ties": Alarm(metric="sign/ties", text="the share of ties among the votes has changed"),
     "invalid": Alarm(metric="sign/invalid", side="up", text="more votes than before cannot be read"),
     "answer_entropy": Alarm(
         metric="sign/answer_entropy", side="down", text="different questions get the same answer more often"
@@ -92,9 +81,7 @@ ALARMS: Mapping[str, Alarm] = {
         metric="sign/length_entropy", side="down", text="solutions have become equally long"
     ),
     "policy_entropy": Alarm(
-        metric="optim/entropy",
-        side="both",
-        text="the policy has become much surer of its tokens, or much less",
+        metric="optim/entropy", text="the policy has become much surer of its tokens, or much less"
     ),
 }
 """By name."""

@@ -298,7 +298,7 @@ class _Attempts:
         finally:
             cleaned = await _caught(self.builder.cleanup())
             if cleaned is not None:
-                self._record(cleaned, seat=None, turn=None)
+                self._record(cleaned)
 
     async def _play(self, envs: Sequence[Env]) -> list[Trajectory] | None:
         completers = [
@@ -320,10 +320,8 @@ class _Attempts:
         trajectories_G: list[Trajectory] = []
         for seat, result in enumerate(results_G):
             if isinstance(result, _Caught):
-                turn = max(completers[seat].num_calls - 1, 0)
-                failure = self._record(result, seat=seat, turn=turn, place=_place(envs[seat]))
+                ending = self._seat_ending(seat, result, completers[seat])
                 self.failed_seats |= {seat}
-                ending = (f"seat {seat} failed: {result}", failure)
                 self.first_failed = self.first_failed or ending
                 if not isinstance(envs[seat], Abortable):
                     self.void = self.void or ending
@@ -339,13 +337,15 @@ class _Attempts:
     ) -> None:
         found = [error for error in errors.exceptions if isinstance(error, _AbortFailedError)]
         for error in sorted(found, key=lambda error: error.seat):
-            turn = max(completers[error.seat].num_calls - 1, 0)
-            place = _place(completers[error.seat].env)
-            failure = self._record(error.failure, seat=error.seat, turn=turn, place=place)
-            self._record(error.abort_failure, seat=error.seat, turn=turn)
-            reason = f"seat {error.seat} failed: {error.failure}"
+            reason, failure = self._seat_ending(error.seat, error.failure, completers[error.seat])
+            self._record(error.abort_failure, seat=error.seat, turn=failure.turn)
             untold = f"its environment could not be told: {error.abort_failure}"
             self.void = self.void or (f"{reason}; {untold}", failure)
+
+    def _seat_ending(self, seat: int, caught: _Caught, completer: _CheckingCompleter) -> _Ending:
+        turn = max(completer.num_calls - 1, 0)
+        failure = self._record(caught, seat=seat, turn=turn, place=_place(completer.env))
+        return f"seat {seat} failed: {caught}", failure
 
     def _keep_turn_metrics(self, trajectories_G: Sequence[Trajectory]) -> None:
         self.void_metrics += [_numbers(turn.metrics) for traj in trajectories_G for turn in traj.transitions]
@@ -370,7 +370,7 @@ class _Attempts:
         return group
 
     def _record(
-        self, caught: _Caught, *, seat: int | None, turn: int | None, place: Place | None = None
+        self, caught: _Caught, *, seat: int | None = None, turn: int | None = None, place: Place | None = None
     ) -> RolloutFailure:
         failure = RolloutFailure(
             attempt=self.number,
@@ -384,7 +384,7 @@ class _Attempts:
         return failure
 
     def _end(self, caught: _Caught) -> None:
-        self.void = (str(caught), self._record(caught, seat=None, turn=None))
+        self.void = (str(caught), self._record(caught))
 
 
 async def run_group(
