@@ -115,7 +115,7 @@ class Every(Follower):
     """Its one past self."""
     max_staleness: int
     """Updates that the policy which samples may be behind."""
-    _judges: dict[int, SamplingClient] = field(default_factory=dict[int, SamplingClient])
+    _judges: dict[int, SamplingClient] = field(default_factory=dict[int, SamplingClient], init=False)
     """By the number of steps that were reached."""
 
     async def reach(self, step: int) -> None:
@@ -143,7 +143,7 @@ class Averaged(Follower):
     client: AveragingTrainingClient
     """Keeps the average, which was begun, and saves it with its state."""
     journal: Journal
-    _judge: SamplingClient | None = None
+    _judge: SamplingClient | None = field(default=None, init=False)
 
     async def reach(self, step: int) -> None:
         """Take a snapshot of it."""
@@ -196,7 +196,7 @@ class PastSelves:
     every: int
     most: int
     """Of the saved ones, so many of the newest are met."""
-    _clients: dict[int, SamplingClient] = field(default_factory=dict[int, SamplingClient])
+    _clients: dict[int, SamplingClient] = field(default_factory=dict[int, SamplingClient], init=False)
     """By the number of steps after which they were saved."""
 
     async def reach(self, step: int) -> Sequence[SamplingClient]:

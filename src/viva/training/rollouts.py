@@ -19,7 +19,6 @@ Legend: ``_P`` groups of a batch, ``_G`` members of a group (seats).
 """
 
 import asyncio
-import inspect
 import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -34,6 +33,7 @@ from tinker_cookbook.rl.types import Env, EnvGroupBuilder, Metrics, Trajectory, 
 from viva.conversation.coordinator import gather_or_cancel, is_interrupted
 from viva.experts.strategy import unpaid_seats_of
 from viva.judging.usage import Meter, Role, Usage, count_tokens, metering
+from viva.sdk import settled
 from viva.selfplay.group import MultiAgentConversationEnv, close_board, pair_up
 from viva.training.sampling import SeededCompleter
 
@@ -251,9 +251,7 @@ async def _run_seat(seat: int, env: Env, completer: TokenCompleter) -> Trajector
 
 
 async def _abort(env: Abortable, reason: str) -> None:
-    pending = env.abort(reason)
-    if inspect.isawaitable(pending):
-        await pending
+    await settled(env.abort(reason))
 
 
 _Ending: TypeAlias = tuple[str, RolloutFailure]
