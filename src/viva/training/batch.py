@@ -28,7 +28,7 @@ from viva.experts.estimation import (
     mixture_factors,
 )
 from viva.experts.estimators import DEFAULT_ESTIMATOR, make_estimator
-from viva.experts.samples import Sample, sample_record
+from viva.experts.samples import FloatArray, Sample, sample_record
 from viva.experts.strategy import credit_of, is_strategy, strategy_of
 from viva.rewards.credit import GroupCredit
 from viva.sdk import TrainingClient
@@ -120,7 +120,8 @@ class Batch:
     check: Sequence[ScoredDatum] = ()
     """The check of samples without a datum that was drawn from what is trained."""
     samples_N: list[TrainedSample]
-    estimates_N: list[Estimate]
+    weights_N: Sequence[FloatArray | None]
+    """The estimator's weights of the tokens of each sample; ``None`` where there are none."""
     num_data_N: list[int]
     """Datums of every sample."""
     is_plain: bool = False
@@ -145,12 +146,11 @@ def plain_batch(outcomes_P: Sequence[GroupOutcome], *, keeps_silent: bool = Fals
         ValueError: If a builder's credit does not fit what its seats sampled.
     """
     samples_N = batch_samples(outcomes_P, is_plain=True, keeps_silent=keeps_silent)
-    estimates_N = [_as_given(sample) for sample in samples_N]
-    data_D = [
-        datum
-        for sample, made in zip(samples_N, estimates_N, strict=True)
-        for datum in with_values(sample.data_D, made.advantages_T, made.logprobs_T)
-    ]
+    data_D: list[tinker.Datum] = []
+    for sample in samples_N:
+        advantages_T = np.zeros(0) if sample.advantages_T is None else sample.advantages_T
+        logprobs = [action_values(datum, "logprobs") for datum in sample.data_D]
+        data_D += with_values(sample.data_D, advantages_T, np.concatenate([np.zeros(0), *logprobs]))
     values_P_N: list[list[float]] = []
     credits_P: list[tuple[GroupCredit, int]] = []
     for outcome in outcomes_P:
@@ -167,7 +167,7 @@ def plain_batch(outcomes_P: Sequence[GroupOutcome], *, keeps_silent: bool = Fals
         data_D=data_D,
         foreign_D=[False] * len(data_D),
         samples_N=samples_N,
-        estimates_N=estimates_N,
+        weights_N=[None] * len(samples_N),
         num_data_N=[len(sample.data_D) for sample in samples_N],
         is_plain=True,
         metrics=advantage_metrics(values_P_N) | credit_metrics(credits_P),
@@ -271,7 +271,7 @@ async def _estimated_batch(
             for scored in check
         ],
         samples_N=trained_N,
-        estimates_N=estimates_N,
+        weights_N=[made.weights_T for made in estimates_N],
         num_data_N=[len(data_D) for data_D in data_N],
         metrics=metrics,
         warnings=warnings,
@@ -367,19 +367,6 @@ def _samples(trained_N: Sequence[TrainedSample], *, is_own_temperature: bool) ->
         )
         for sample, name in zip(trained_N, name_contexts(trained_N), strict=True)
     ]
-
-
-def _as_given(sample: TrainedSample) -> Estimate:
-    """A sample that is trained as it was sampled, with its own advantages."""
-    advantages_T = np.zeros(0) if sample.advantages_T is None else sample.advantages_T
-    logprobs = [action_values(datum, "logprobs") for datum in sample.data_D]
-    return Estimate(
-        advantages_T=advantages_T,
-        logprobs_T=np.concatenate([np.zeros(0), *logprobs]),
-        weights_T=None,
-        clipped_T=np.zeros(len(advantages_T), dtype=np.bool_),
-        advantage=float(advantages_T.mean()) if advantages_T.size else 0.0,
-    )
 
 
 def _weighted(trained: TrainedSample, made: Estimate) -> list[tinker.Datum]:

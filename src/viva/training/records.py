@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import tinker
 
-from viva.experts.estimation import Estimate
+from viva.experts.samples import FloatArray
 from viva.experts.strategy import credit_of, is_strategy, record_of, strategy_of
 from viva.rewards.credit import GroupCredit
 from viva.run.secrets import hidden_tokens
@@ -79,11 +79,13 @@ def token_rows(
     """
     turns_P: dict[int, list[dict[str, object]]] = {index: [] for index in chosen}
     start = 0
-    for sample, made, count in zip(batch.samples_N, batch.estimates_N, batch.num_data_N, strict=True):
+    for sample, weights_T, count in zip(batch.samples_N, batch.weights_N, batch.num_data_N, strict=True):
         own, start = slice(start, start + count), start + count
         if sample.outcome_index in turns_P:
             credit = credit_of(outcomes_P[sample.outcome_index].builder)
-            values = _sample_values(sample, made, batch.data_D[own], logprobs_D[own], is_plain=batch.is_plain)
+            values = _sample_values(
+                sample, weights_T, batch.data_D[own], logprobs_D[own], is_plain=batch.is_plain
+            )
             turns_P[sample.outcome_index] += _sample_turns(sample, values, credit, texts)
     return [
         {
@@ -101,7 +103,7 @@ _Values = Mapping[str, Sequence[float | None] | None]
 
 def _sample_values(
     sample: TrainedSample,
-    made: Estimate,
+    weights_T: FloatArray | None,
     data_D: Sequence[tinker.Datum],
     logprobs_D: Sequence[tinker.TensorData],
     *,
@@ -114,7 +116,8 @@ def _sample_values(
         return [float(value) for datum in data_D for value in action_values(datum, name)]
 
     training = [trained_values(datum, own) for datum, own in zip(data_D, logprobs_D, strict=True)]
-    weights_T = None if made.weights_T is None else np.minimum(made.weights_T, np.finfo(np.float64).max)
+    if weights_T is not None:
+        weights_T = np.minimum(weights_T, np.finfo(np.float64).max)
     return {
         "training": [float(value) for values in training for value in values] if data_D else nothing,
         "anchor": None if is_plain else trained("logprobs") if data_D else nothing,
