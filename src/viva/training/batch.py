@@ -300,10 +300,10 @@ async def _checks(
     found = await check_sampler(
         client, [datum for data_D in data for datum in data_D], temperature=temperature
     )
+    if not found:
+        return {}
     scored = iter(found)
-    return {
-        place: [*islice(scored, len(data_D))] for place, data_D in zip(chosen, data, strict=True) if found
-    }
+    return {place: [*islice(scored, len(data_D))] for place, data_D in zip(chosen, data, strict=True)}
 
 
 def _warnings(samples_N: Sequence[Sample], diagnostics: Diagnostics, config: ExpertConfig) -> list[str]:
