@@ -232,8 +232,9 @@ class Checkpoints:
         Raises:
             ValueError: If the engine saved outside of the run's folder.
         """
-        others = [replace(other, final=False) for other in self.all() if other.next_step != next_step]
-        checkpoint = next((other for other in self.all() if other.next_step == next_step), None)
+        known = self.all()
+        others = [replace(other, final=False) for other in known if other.next_step != next_step]
+        checkpoint = next((other for other in known if other.next_step == next_step), None)
         ttl_seconds = None if final or best else self.ttl_seconds
         if checkpoint is None or (ttl_seconds is None and checkpoint.ttl_seconds is not None):
             name = f"{next_step:06d}" + ("" if checkpoint is None else "-kept")

@@ -269,7 +269,7 @@ def strategy_metrics(
         metrics[f"experts/{strategy}/num_samples"] = len(trained)
         metrics[f"experts/{strategy}/mixture_factor"] = factors.get(strategy, 0.0)
         if num_sampled := sum(_sampled_tokens(outcome) for outcome in own_P):
-            num_trained = sum(_trained_tokens(sample) for sample in trained)
+            num_trained = sum(sample.num_trained for sample in trained)
             metrics[f"experts/{strategy}/masked_token_share"] = 1 - num_trained / num_sampled
         for key, values_P in sorted(_reported(own_P).items()):
             name, values = f"experts/{strategy}/env/{key}", [each for group in values_P for each in group]
@@ -278,10 +278,6 @@ def strategy_metrics(
             if error is not None:
                 metrics[f"{name}_stderr"] = error
     return metrics
-
-
-def _trained_tokens(sample: TrainedSample) -> int:
-    return sum(weight > 0 for turn in sample.turns_K for weight in turn.weights)
 
 
 def _sampled_tokens(outcome: GroupOutcome) -> int:

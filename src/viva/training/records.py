@@ -109,8 +109,7 @@ def _sample_values(
     *,
     is_plain: bool,
 ) -> _Values:
-    count = sum(weight > 0 for turn in sample.turns_K for weight in turn.weights)
-    nothing: list[float | None] = [None] * count
+    nothing: list[float | None] = [None] * sample.num_trained
 
     def trained(name: str) -> list[float]:
         return [float(value) for datum in data_D for value in action_values(datum, name)]
@@ -122,7 +121,7 @@ def _sample_values(
         "training": [float(value) for values in training for value in values] if data_D else nothing,
         "anchor": None if is_plain else trained("logprobs") if data_D else nothing,
         "weights": None if is_plain else nothing if weights_T is None else weights_T.tolist(),
-        "advantages": trained("advantages") if data_D else [0.0] * count,
+        "advantages": trained("advantages") if data_D else [0.0] * sample.num_trained,
     }
 
 

@@ -90,6 +90,11 @@ class TrainedSample:
     """The policy that sampled each datum, of several; else ``None``."""
 
     @property
+    def num_trained(self) -> int:
+        """Trained tokens."""
+        return sum(weight > 0 for turn in self.turns_K for weight in turn.weights)
+
+    @property
     def is_swapped(self) -> bool:
         """Whether any token is trained behind something else than it was sampled behind."""
         return any(turn.has_gap or turn.sampled_in != turn.trained_in for turn in self.turns_K)
