@@ -1,10 +1,8 @@
 """Sampling of replies: their settings, and the policy from which every seat takes a seeded completer of its own."""
 
 import asyncio
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import tinker
 from tinker_cookbook.completers import StopCondition, TokenCompleter, TokensWithLogprobs
@@ -45,15 +43,9 @@ class Team:
 
     def __init__(self, main: str, pools: Mapping[str, Sequence[SamplingClient]]) -> None:
         self._pools = pools
-        client = pools[main][-1]
         self.answers_together = all(answers_together(each) for pool in pools.values() for each in pool)
-
-        # judges look at the signature for what the client can return
-        @functools.wraps(client.sample)
-        def sample(*args: Any, **options: Any) -> Any:
-            return client.sample(*args, **options)
-
-        self.sample = sample
+        # the method itself: judges look at its signature for what the client can return
+        self.sample = pools[main][-1].sample
 
     def member(self, name: str, draw: int = -1) -> SamplingClient:
         """The client of a member; of a league the one that a random number draws, by default the newest."""
