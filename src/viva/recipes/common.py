@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from viva.run.folder import BehaviorIfExists, PreparedFolder, RunFolder
     from viva.run.trackers import OpenTracker, TrackerChoice
     from viva.sdk import ServiceClient, TrainingClient
-    from viva.training.followers import SavedWeights
+    from viva.training.followers import PastSelves
     from viva.training.loop import Training
     from viva.training.service import EngineConfig
 
@@ -250,17 +250,23 @@ class OpenRun:
     context_window: int | None
     trackers: tuple[OpenTracker, ...] = ()
 
-    def saved_weights(self, client: TrainingClient, plan: Plan) -> SavedWeights:
-        """Weights of a policy of this run that are saved at some steps."""
-        from viva.training.followers import SavedWeights
+    def past_selves(
+        self, client: TrainingClient, plan: Plan, *, name: str, whose: str, every: int, most: int
+    ) -> PastSelves:
+        """A policy of this run as it was at some steps."""
+        from viva.training.followers import PastSelves
 
         start, checkpoints = self.resume_from, self.folder.checkpoints
-        return SavedWeights(
+        return PastSelves(
+            name=name,
+            whose=whose,
+            every=every,
+            most=most,
             client=client,
             service=self.service,
             base_model=plan.model if plan.engine.engine == "local" else None,
             folder=self.folder,
-            known={} if start is None else {name: checkpoints.resolve(start, name) for name in start.beside},
+            known={} if start is None else {each: checkpoints.resolve(start, each) for each in start.beside},
         )
 
 

@@ -26,7 +26,7 @@ from viva.recipes.common import NOBODY, OpenRun, resolve_model
 from viva.rewards.base import Reward
 from viva.run.kept_answers import ANSWERS_FILE, AnswerFile
 from viva.sdk import AveragingTrainingClient, ServiceClient, settled
-from viva.training.followers import NEVER, Averaged, Current, Every, Follower, OutsideJudge, PastSelves
+from viva.training.followers import NEVER, Averaged, Current, Every, Follower, OutsideJudge
 from viva.training.service import EngineConfig
 
 if TYPE_CHECKING:
@@ -190,8 +190,7 @@ async def policy_of(
         return policy, []
     # weights that a run starts from may be gone when it goes on, so it keeps them
     every = options.every if options.policy == "every" else NEVER
-    saved = opened.saved_weights(opened.client, plan)
-    past = PastSelves(name=name, whose=name, saved=saved, every=every, most=1)
+    past = opened.past_selves(opened.client, plan, name=name, whose=name, every=every, most=1)
     return policy, [Every(policy=policy, past=past, max_staleness=plan.config.max_staleness)]
 
 

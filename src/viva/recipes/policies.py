@@ -180,9 +180,9 @@ async def _open_frozen(
     if past.every == NEVER and plan.load_checkpoint_path is None:
         client = await settled(opened.service.create_sampling_client(base_model=plan.model))
         return journal.client(client, f"member {name}")
-    saved = opened.saved_weights(trained[past.of], plan)
-    return PastSelves(
-        name=f"past-{name}", whose=f"member {name}", saved=saved, every=past.every, most=past.most
+    whose, client = f"member {name}", trained[past.of]
+    return opened.past_selves(
+        client, plan, name=f"past-{name}", whose=whose, every=past.every, most=past.most
     )
 
 

@@ -7,7 +7,7 @@ multiple of so many steps. Saved weights are named in checkpoints as long as the
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from viva.judging.endpoint import ChatEndpoint, EndpointStoppedError
@@ -25,45 +25,6 @@ NEVER = 10**18
 
 class JudgeStoppedError(RuntimeError):
     """The judge behind an endpoint gives no further answer: its budget is spent, or it refuses to be asked."""
-
-
-@dataclass(kw_only=True)
-class SavedWeights:
-    """Weights of a policy at some steps, which a run saves beside its checkpoints and samples from later."""
-
-    client: TrainingClient
-    service: ServiceClient
-    base_model: str | None
-    """The base of the weights, where the local engine finds it; a server knows it."""
-    folder: RunFolder
-    known: dict[str, str]
-    """Paths by name of what is saved; at first, beside the checkpoint that the run goes on from."""
-
-    async def open(self, name: str, whose: str, *, is_new: bool, kept: Iterable[str] = ()) -> SamplingClient:
-        """A client of the weights of a name.
-
-        With ``is_new`` they are those that the policy has now, and are saved first; ``kept`` names older ones still
-        needed, ``whose`` is for the message.
-
-        Raises:
-            ValueError: If they were to be saved by an earlier process, and its checkpoint does not name them.
-        """
-        if is_new:
-            older = self.paths(kept).values()
-            self.known[name] = await self.folder.checkpoints.save_beside(self.client, name, kept=older)
-        elif name not in self.known:
-            raise ValueError(
-                f"the checkpoint that the run goes on from does not name the weights of its {whose}, {name}. Give "
-                "another log_path, or start anew with behavior_if_exists=delete."
-            )
-        opened = await settled(
-            self.service.create_sampling_client(model_path=self.known[name], base_model=self.base_model)
-        )
-        return self.folder.journal.client(opened, name)
-
-    def paths(self, names: Iterable[str]) -> dict[str, str]:
-        """Paths of those names that are saved."""
-        return {name: self.known[name] for name in names if name in self.known}
 
 
 class Follower(ABC):
@@ -186,37 +147,61 @@ class OutsideJudge(Follower):
 
 @dataclass(kw_only=True)
 class PastSelves:
-    """A trained member as it was after the last multiples of so many steps, the run's beginning included."""
+    """A trained member as it was after the last multiples of so many steps, the run's beginning included.
+
+    Its weights are saved beside the run's checkpoints, to be sampled from later.
+    """
 
     name: str
-    """It is saved under this name with a number."""
+    """Saved weights have this name with a number."""
     whose: str
     """The member, for messages."""
-    saved: SavedWeights
     every: int
     most: int
     """Of the saved ones, so many of the newest are met."""
+    client: TrainingClient
+    """Has the member's weights."""
+    service: ServiceClient
+    base_model: str | None
+    """The base of the weights, where the local engine finds it; a server knows it."""
+    folder: RunFolder
+    known: dict[str, str]
+    """Paths by name of what is saved; at first, beside the checkpoint that the run goes on from."""
     _clients: dict[int, SamplingClient] = field(default_factory=dict[int, SamplingClient], init=False)
     """By the number of steps after which they were saved."""
 
     async def reach(self, step: int) -> Sequence[SamplingClient]:
-        """Save the policy where it becomes a past self; the clients of those that are met from now on, oldest first."""
+        """Save the policy where it becomes a past self; the clients of those that are met from now on, oldest first.
+
+        Raises:
+            ValueError: If one was to be saved by an earlier process, and its checkpoint does not name it.
+        """
         met = self._met(step)
         for saved in met:
-            if saved in self._clients:
-                continue
-            kept = [self._saved_name(older) for older in met if older < step]
-            self._clients[saved] = await self.saved.open(
-                self._saved_name(saved), self.whose, is_new=saved == step, kept=kept
-            )
+            if saved not in self._clients:
+                self._clients[saved] = await self._open(saved, is_new=saved == step)
         self._clients = {saved: self._clients[saved] for saved in met}
         return list(self._clients.values())
 
-    def beside(self, next_step: int) -> dict[str, str]:
-        """The past selves that are met next, but for one that the next step begins with."""
-        return self.saved.paths(
-            self._saved_name(saved) for saved in self._met(next_step) if saved < next_step
+    async def _open(self, saved: int, *, is_new: bool) -> SamplingClient:
+        name = self._saved_name(saved)
+        if is_new:
+            older = self.beside(saved).values()
+            self.known[name] = await self.folder.checkpoints.save_beside(self.client, name, kept=older)
+        elif name not in self.known:
+            raise ValueError(
+                f"the checkpoint that the run goes on from does not name the weights of its {self.whose}, {name}. Give "
+                "another log_path, or start anew with behavior_if_exists=delete."
+            )
+        opened = await settled(
+            self.service.create_sampling_client(model_path=self.known[name], base_model=self.base_model)
         )
+        return self.folder.journal.client(opened, name)
+
+    def beside(self, next_step: int) -> dict[str, str]:
+        """Paths by name of the past selves that are met next, but for one that the next step begins with."""
+        names = [self._saved_name(saved) for saved in self._met(next_step) if saved < next_step]
+        return {name: self.known[name] for name in names if name in self.known}
 
     def _met(self, step: int) -> list[int]:
         newest = step // self.every
