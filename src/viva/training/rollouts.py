@@ -395,25 +395,27 @@ async def run_group(
     Returns:
         The outcome. It never raises for what happened inside the group, see the module's rules.
     """
-    attempts, meter = _Attempts(builder, policy, group_index), Meter()
+    if max_retries < 0:
+        raise ValueError(f"max_retries must be 0 or more; got {max_retries}")
+    attempts, meter, group = _Attempts(builder, policy, group_index), Meter(), None
     for number in range(max_retries + 1):
         with metering(meter):
             group = await attempts.run(number)
-        if group is not None or number == max_retries:
-            reason, failure = attempts.void or (None, None)
-            return GroupOutcome(
-                builder=builder,
-                group=group,
-                failed_seats=attempts.failed_seats if group is not None else frozenset(),
-                failures=tuple(attempts.failures),
-                void_reason=reason,
-                void_failure=failure,
-                retries=number,
-                usage=dict(meter.by_role),
-                asked=attempts.asked,
-                void_metrics=tuple(attempts.void_metrics),
-            )
-    raise ValueError(f"max_retries must be 0 or more; got {max_retries}")
+        if group is not None:
+            break
+    reason, failure = attempts.void or (None, None)
+    return GroupOutcome(
+        builder=builder,
+        group=group,
+        failed_seats=attempts.failed_seats if group is not None else frozenset(),
+        failures=tuple(attempts.failures),
+        void_reason=reason,
+        void_failure=failure,
+        retries=attempts.number,
+        usage=dict(meter.by_role),
+        asked=attempts.asked,
+        void_metrics=tuple(attempts.void_metrics),
+    )
 
 
 async def run_groups(
