@@ -96,8 +96,8 @@ def test_a_missing_package_is_told_with_the_command(monkeypatch, name, spec) -> 
 
 def test_the_extras_of_the_package_are_the_trackers() -> None:
     pyproject = (Path(__file__).parents[2] / "pyproject.toml").read_text()
-    for name, package in PACKAGES.items():
-        assert f'\n{name} = ["{package}>=' in pyproject
+    for name in PACKAGES:
+        assert f'\n{name} = ["{name}>=' in pyproject
 
 
 # each step once

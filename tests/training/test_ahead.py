@@ -59,7 +59,11 @@ async def test_the_sampler_is_as_old_as_allowed_but_from_no_earlier_than_the_las
 
     running: list[int] = []
     ahead = RolloutsAhead(
-        play, first_step=first_step, num_steps=20, max_staleness=staleness, starts_afresh=fresh.__contains__
+        play=play,
+        first_step=first_step,
+        num_steps=20,
+        max_staleness=staleness,
+        starts_afresh=fresh.__contains__,
     )
     for step in range(first_step, 20):
         ahead.offer(step, f"policy {step}")

@@ -15,7 +15,7 @@ from viva.engine.checkpoint import read_checkpoint, write_checkpoint
 from viva.judging.judge import PolicyRef
 from viva.model_files import MismatchError
 from viva.run.folder import RunFolder
-from viva.training.followers import Current, Every, SavedWeights
+from viva.training.followers import Current, Every, PastSelves
 
 
 @dataclass
@@ -66,8 +66,9 @@ def _write_nothing(folder):
 
 
 def follower(folder: RunFolder, engine: Engine, every: int, *, staleness: int = 0, start=None) -> Every:
-    saved = SavedWeights(client=engine, service=engine, base_model=None, folder=folder, start=start or {})
-    return Every(PolicyRef(), saved, every=every, max_staleness=staleness)
+    where = {"client": engine, "service": engine, "base_model": None, "folder": folder}
+    past = PastSelves(name="judge", whose="judge", every=every, most=1, known=dict(start or {}), **where)
+    return Every(policy=PolicyRef(), past=past, max_staleness=staleness)
 
 
 def judges(folder: RunFolder) -> set[str]:

@@ -16,7 +16,6 @@ from viva.engine import LocalServiceClient
 from viva.rewards import find_reward
 from viva.selfplay.group import MultiAgentConversationEnvGroupBuilder
 from viva.training.batch import plain_batch
-from viva.training.followers import FixedMember
 from viva.training.members import Members, member_metrics, update_members
 from viva.training.rollouts import run_groups
 from viva.training.sampling import Sampling, SeatSampler, Team
@@ -175,8 +174,7 @@ async def test_tokens_of_a_frozen_member_are_in_no_datum(model, keeps_silent):
 async def test_a_team_draws_from_a_league_by_the_group_and_stands_for_its_main_member(model):
     clients = make_clients(model)
     samplers = [await client.save_weights_and_get_sampling_client() for client in clients.values()]
-    frozen = FixedMember(samplers[1])
-    team = Team("red", {"red": [samplers[0]], "blue": [*await frozen.reach(3), samplers[0]]})
+    team = Team("red", {"red": [samplers[0]], "blue": [samplers[1], samplers[0]]})
     assert team.answers_together
     assert [team.member("blue", draw) for draw in (0, 1, 2)] == [samplers[1], samplers[0], samplers[1]]
     assert team.member("blue") is samplers[0]

@@ -113,7 +113,7 @@ def datum_with(logprobs):
 def test_the_gap_between_sampler_and_trainer_is_the_cookbooks():
     data = [datum_with([-1.0, -2.0]), datum_with([-0.5])]
     trained = [np.array([-1.1, -1.7], dtype=np.float32), np.array([-0.5], dtype=np.float32)]
-    ours = logprob_metrics(data, [tinker.TensorData.from_numpy(row) for row in trained])
+    ours = logprob_metrics([*zip(data, map(tinker.TensorData.from_numpy, trained), strict=True)])
     theirs = compute_kl_sample_train(data, [tinker.TensorData.from_numpy(row).to_torch() for row in trained])
     for name, value in theirs.items():
         assert ours[name] == pytest.approx(value, rel=1e-5)
@@ -123,7 +123,7 @@ def test_the_gap_between_sampler_and_trainer_is_the_cookbooks():
 def test_a_logprob_that_is_no_number_is_refused():
     nan = tinker.TensorData.from_numpy(np.array([math.nan], dtype=np.float32))
     with pytest.raises(FloatingPointError, match="logprobs that are not finite"):
-        logprob_metrics([datum_with([-1.0])], [nan])
+        logprob_metrics([(datum_with([-1.0]), nan)])
 
 
 class Watched(BanditTrainer):

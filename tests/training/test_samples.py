@@ -117,7 +117,7 @@ def test_without_a_swap_the_tokens_before_a_completion_stay_as_context():
     completion = Completion(transition=0, start=1, stop=3, weight=0.5)
     sample, turn = only_turn(Chosen([completion]), (SEEN, [5, 6, 7, 8]))
     assert turn.sampled_in == turn.trained_in == (*SEEN, 5)
-    assert (turn.turn, turn.first, turn.tokens, turn.weights) == (0, 1, (6, 7), (0.5, 0.5))
+    assert (turn.turn, [*turn.places], turn.tokens, turn.weights) == (0, [1, 2], (6, 7), (0.5, 0.5))
     assert not turn.has_gap
     assert not sample.is_swapped
     (datum,) = sample.data_D
@@ -131,7 +131,7 @@ def test_with_a_swap_they_go_with_the_context_they_were_sampled_in():
     sample, turn = only_turn(Chosen([completion], trained_in=BARE), (SEEN, [5, 6, 7, 8]))
     assert turn.sampled_in == (*SEEN, 5)
     assert turn.trained_in == tuple(BARE)
-    assert (turn.first, turn.tokens, turn.has_gap) == (1, (6, 7), False)
+    assert (turn.places, turn.tokens, turn.has_gap) == ([1, 2], (6, 7), False)
     assert sample.is_swapped
     (datum,) = sample.data_D
     assert datum.model_input.to_ints() == [*BARE, 6]

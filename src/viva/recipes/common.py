@@ -30,7 +30,7 @@ from viva.run.trackers import OpenTracker, TrackerChoice, open_trackers
 from viva.sdk import ServiceClient, TrainingClient, settled
 from viva.tiny import MODEL_NAME, model_path
 from viva.training.data import ExampleDataset
-from viva.training.followers import SavedWeights
+from viva.training.followers import PastSelves
 from viva.training.remote import saved_model, state_deleter
 from viva.training.service import (
     EngineConfig,
@@ -249,15 +249,21 @@ class OpenRun:
     context_window: int | None
     trackers: tuple[OpenTracker, ...] = ()
 
-    def saved_weights(self, client: TrainingClient, plan: Plan) -> SavedWeights:
-        """Weights of a policy of this run that are saved at some steps."""
+    def past_selves(
+        self, client: TrainingClient, plan: Plan, *, name: str, whose: str, every: int, most: int
+    ) -> PastSelves:
+        """A policy of this run as it was at some steps."""
         start, checkpoints = self.resume_from, self.folder.checkpoints
-        return SavedWeights(
+        return PastSelves(
+            name=name,
+            whose=whose,
+            every=every,
+            most=most,
             client=client,
             service=self.service,
             base_model=plan.model if plan.engine.engine == "local" else None,
             folder=self.folder,
-            start={} if start is None else {name: checkpoints.resolve(start, name) for name in start.beside},
+            known={} if start is None else {each: checkpoints.resolve(start, each) for each in start.beside},
         )
 
 

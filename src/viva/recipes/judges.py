@@ -181,20 +181,15 @@ async def policy_of(
         return policy, [Current(policy)]
     if options.policy == "ema":
         client = await _averaging(opened)
-        return policy, [Averaged(policy, decay=options.decay, client=client, journal=journal)]
+        return policy, [Averaged(policy=policy, decay=options.decay, client=client, journal=journal)]
     if options.policy == "initial" and plan.load_checkpoint_path is None:
         client = await settled(opened.service.create_sampling_client(base_model=plan.model))
         policy.sampling_client = journal.client(client, "initial")
         return policy, []
-    follower = Every(
-        policy,
-        opened.saved_weights(opened.client, plan),
-        # weights that a run starts from may be gone when it goes on, so it keeps them
-        every=options.every if options.policy == "every" else NEVER,
-        max_staleness=plan.config.max_staleness,
-        name=name,
-    )
-    return policy, [follower]
+    # weights that a run starts from may be gone when it goes on, so it keeps them
+    every = options.every if options.policy == "every" else NEVER
+    past = opened.past_selves(opened.client, plan, name=name, whose=name, every=every, most=1)
+    return policy, [Every(policy=policy, past=past, max_staleness=plan.config.max_staleness)]
 
 
 async def _averaging(opened: OpenRun) -> AveragingTrainingClient:

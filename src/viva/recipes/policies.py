@@ -22,7 +22,7 @@ from viva.rewards.base import Reward
 from viva.run.checkpoints import member_state
 from viva.sdk import TrainingClient, settled
 from viva.training.console import Begin
-from viva.training.followers import NEVER, FixedMember, FrozenMember, PastSelves
+from viva.training.followers import NEVER, PastSelves
 from viva.training.members import Members
 from viva.training.sampling import member_of
 from viva.training.service import EngineConfig
@@ -171,15 +171,17 @@ async def _open_trained(name: str, plan: Plan, opened: OpenRun) -> TrainingClien
 
 async def _open_frozen(
     name: str, roles: Roles, trained: Mapping[str, TrainingClient], plan: Plan, opened: OpenRun
-) -> FrozenMember:
+) -> SamplingClient | PastSelves:
     journal, past = opened.folder.journal, past_weights(name, roles)
     if past is None:
-        return FixedMember(journal.client(await _open_other(name, roles, plan, opened), f"member {name}"))
+        return journal.client(await _open_other(name, roles, plan, opened), f"member {name}")
     if past.every == NEVER and plan.load_checkpoint_path is None:
         client = await settled(opened.service.create_sampling_client(base_model=plan.model))
-        return FixedMember(journal.client(client, f"member {name}"))
-    saved = opened.saved_weights(trained[past.of], plan)
-    return PastSelves(f"past-{name}", saved, whose=f"member {name}", every=past.every, most=past.most)
+        return journal.client(client, f"member {name}")
+    whose, client = f"member {name}", trained[past.of]
+    return opened.past_selves(
+        client, plan, name=f"past-{name}", whose=whose, every=past.every, most=past.most
+    )
 
 
 async def _open_other(name: str, roles: Roles, plan: Plan, opened: OpenRun) -> SamplingClient:

@@ -40,7 +40,7 @@ class Alarm:
     """One watched metric."""
 
     metric: str
-    side: Literal["up", "down", "both"]
+    side: Literal["up", "down", "both"] = "both"
     text: str
     """Meaning of a signal, and what to look at."""
 
@@ -50,12 +50,10 @@ _LOOK = "read some conversations of these steps ('viva view')"
 ALARMS: Mapping[str, Alarm] = {
     "answer_votes": Alarm(
         metric="sign/answer_votes",
-        side="both",
         text=f"votes follow the answer that most agents gave less, or more, than they did; {_LOOK}",
     ),
     "against_majority": Alarm(
         metric="sign/against_majority",
-        side="both",
         text=f"voters agree with one another less, or more, than they did; {_LOOK}",
     ),
     "mutual_votes": Alarm(
@@ -70,20 +68,11 @@ ALARMS: Mapping[str, Alarm] = {
     ),
     "order_flips": Alarm(
         metric="sign/order_flips",
-        side="both",
         text="verdicts depend more, or less, on the order in which solutions were shown",
     ),
-    "length_votes": Alarm(
-        metric="sign/length_votes",
-        side="both",
-        text=f"votes follow the length of solutions; {_LOOK}",
-    ),
-    "length_pay": Alarm(
-        metric="sign/length_pay",
-        side="both",
-        text=f"rewards follow the length of solutions; {_LOOK}",
-    ),
-    "ties": Alarm(metric="sign/ties", side="both", text="the share of ties among the votes has changed"),
+    "length_votes": Alarm(metric="sign/length_votes", text=f"votes follow the length of solutions; {_LOOK}"),
+    "length_pay": Alarm(metric="sign/length_pay", text=f"rewards follow the length of solutions; {_LOOK}"),
+    "ties": Alarm(metric="sign/ties", text="the share of ties among the votes has changed"),
     "invalid": Alarm(metric="sign/invalid", side="up", text="more votes than before cannot be read"),
     "answer_entropy": Alarm(
         metric="sign/answer_entropy", side="down", text="different questions get the same answer more often"
@@ -92,9 +81,7 @@ ALARMS: Mapping[str, Alarm] = {
         metric="sign/length_entropy", side="down", text="solutions have become equally long"
     ),
     "policy_entropy": Alarm(
-        metric="optim/entropy",
-        side="both",
-        text="the policy has become much surer of its tokens, or much less",
+        metric="optim/entropy", text="the policy has become much surer of its tokens, or much less"
     ),
 }
 """By name."""
@@ -275,7 +262,7 @@ class StopRule:
 
     def crossed(self, rows: Sequence[Mapping[str, float]]) -> str | None:
         """The message of what crossed its level after the last of all steps so far; ``None`` if nothing did."""
-        *_, means = self._window_means(rows)
+        *_, (means, _) = self._figures(rows)
         for name, mean in means.items():
             if mean > self.levels[name]:
                 level = self.levels[name]
@@ -296,29 +283,30 @@ class StopRule:
                 (*(mean / self.levels[name] for name, mean in means.items()), *sums.values()),
                 default=math.inf,
             )
-            for means, sums in zip(self._window_means(rows), self._sums(rows), strict=True)
+            for means, sums in self._figures(rows)
         )
         lowest = min(before, default=math.inf)
         is_fresh = any(f"alarm/{name}" in row for row in rows[-1:] for name in self.alarms)
         return now < lowest or (is_fresh and now == lowest < math.inf)
 
-    def _sums(self, rows: Sequence[Mapping[str, float]]) -> Iterator[dict[str, float]]:
-        """The share of its level that each alarm has reached: before the first row, and after each."""
-        names = [f"alarm/{name}" for name in self.alarms]
-        sums: dict[str, float] = {}
-        yield sums
-        for row in rows:
-            sums = sums | {name: row[name] for name in names if name in row}
-            yield sums
+    def _figures(
+        self, rows: Sequence[Mapping[str, float]]
+    ) -> Iterator[tuple[dict[str, float], dict[str, float]]]:
+        """Before the first row and after each: window means of metrics, and the share that each alarm has reached.
 
-    def _window_means(self, rows: Sequence[Mapping[str, float]]) -> Iterator[dict[str, float]]:
-        """Mean over the window of every metric that fills it: before the first row, and after each; in linear time."""
+        Metrics that do not fill the window are left out. Takes time linear in the rows.
+        """
         windows = {name: deque[float](maxlen=WINDOW) for name in self.levels}
-        yield {}
+        names = [f"alarm/{name}" for name in self.alarms]
+        means: dict[str, float] = {}
+        sums: dict[str, float] = {}
+        yield means, sums
         for row in rows:
             for name, window in windows.items():
                 if name in row:
                     window.append(row[name])
-            yield {
+            means = {
                 name: math.fsum(window) / WINDOW for name, window in windows.items() if len(window) == WINDOW
             }
+            sums = sums | {name: row[name] for name in names if name in row}
+            yield means, sums

@@ -38,8 +38,8 @@ _OWN_BESIDE = re.compile(
 """Names of weights beside states, and of what a killed writer leaves."""
 _OWN_STATE = re.compile(r"[0-9]{6,}(-kept)?(\.[A-Za-z0-9_-]+)?(-again)?|\..+")
 """Names of states that runs save, and of what a killed writer leaves."""
-_STATES = "state/weights"
-"""The folder in a run's where the local engine saves states."""
+_STATES, _BESIDE = "state/weights", "state/sampler_weights"
+"""The folders in a run's where the local engine saves states, and weights beside them."""
 _MEMBER = "member-"
 """Begins the names, beside a checkpoint's state, of the states of a run's other policies."""
 _PACKAGES = ("tinker", "tinker-cookbook", "torch", "transformers", "tokenizers", "peft", "numpy")
@@ -232,8 +232,9 @@ class Checkpoints:
         Raises:
             ValueError: If the engine saved outside of the run's folder.
         """
-        others = [replace(other, final=False) for other in self.all() if other.next_step != next_step]
-        checkpoint = next((other for other in self.all() if other.next_step == next_step), None)
+        known = self.all()
+        others = [replace(other, final=False) for other in known if other.next_step != next_step]
+        checkpoint = next((other for other in known if other.next_step == next_step), None)
         ttl_seconds = None if final or best else self.ttl_seconds
         if checkpoint is None or (ttl_seconds is None and checkpoint.ttl_seconds is not None):
             name = f"{next_step:06d}" + ("" if checkpoint is None else "-kept")
@@ -292,14 +293,16 @@ class Checkpoints:
 
     def _discard_beside(self) -> None:
         """Delete weights that were saved beside states and that are not needed."""
-        folder = self.folder / "state" / "sampler_weights"
-        if not folder.is_dir() or not is_inside(folder, self.folder):
-            return
-        listed = {path for checkpoint in self.all() for path in checkpoint.beside.values()}
-        listed = listed.union(*self._unlisted.values())
-        for path in sorted(folder.iterdir()):
-            is_own = path.is_dir() and not path.is_symlink() and _OWN_BESIDE.fullmatch(path.name)
-            if is_own and str(path.relative_to(self.folder)) not in listed:
+        if is_inside(self.folder / _BESIDE, self.folder):
+            listed = {path for checkpoint in self.all() for path in checkpoint.beside.values()}
+            self._discard(_BESIDE, _OWN_BESIDE, listed.union(*self._unlisted.values()))
+
+    def _discard(self, place: str, own: re.Pattern[str], kept: Collection[str]) -> None:
+        """Delete the folders at a place whose names are a run's own, but for those at the paths that are kept."""
+        folder, needed = self.folder / place, {(self.folder / path).resolve() for path in kept}
+        for path in sorted(folder.iterdir()) if folder.is_dir() else []:
+            is_own = path.is_dir() and not path.is_symlink() and own.fullmatch(path.name)
+            if is_own and path.resolve() not in needed:
                 shutil.rmtree(path)
 
     def discard_after(self, checkpoint: Checkpoint | None) -> None:
@@ -321,12 +324,7 @@ class Checkpoints:
             raise ValueError(
                 f"{folder} leads out of the run's folder {self.folder}; nothing is deleted there"
             )
-        listed = {(self.folder / path).resolve() for checkpoint in self.all() for path in _states(checkpoint)}
-        for path in sorted(folder.iterdir()) if folder.is_dir() else []:
-            if path.is_symlink() or path.resolve() in listed or not _OWN_STATE.fullmatch(path.name):
-                continue
-            if path.is_dir():
-                shutil.rmtree(path)
+        self._discard(_STATES, _OWN_STATE, [path for each in self.all() for path in _states(each)])
 
     def _write(self, checkpoints: Sequence[Checkpoint]) -> None:
         counted = [

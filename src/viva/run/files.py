@@ -21,7 +21,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from viva.conversation.records import encodable
-from viva.model_files import force_to_disk, sealed, unsealed
+from viva.model_files import replace_file, sealed, unsealed
 from viva.run.secrets import map_texts, without_secrets
 
 CONFIG_FILE = "config.json"
@@ -146,13 +146,10 @@ def write_atomic(path: Path, text: str) -> None:
             with os.fdopen(descriptor, "w", encoding="utf-8") as file:
                 os.fchmod(file.fileno(), 0o644)  # temporary files are private; what they become is not
                 file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            Path(temporary).replace(path)
+            replace_file(Path(temporary), path)
         except BaseException:
             Path(temporary).unlink(missing_ok=True)
             raise
-        force_to_disk(path.parent)
 
 
 def append_lines(path: Path, text: str) -> int:
@@ -367,11 +364,8 @@ def _is_of_folder(name: str, listed: frozenset[str]) -> bool:
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:
-    parts = name.split("/")
-    return any(
-        len(parts) == pattern.count("/") + 1 and all(map(fnmatchcase, parts, pattern.split("/")))
-        for pattern in patterns
-    )
+    path = PurePosixPath("/", name)
+    return any(path.match(f"/{pattern}") for pattern in patterns)
 
 
 def _listed(folder: Path) -> frozenset[str]:

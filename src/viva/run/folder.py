@@ -23,11 +23,9 @@ from viva.run.files import (
     CONFIG_FILE,
     INDEX,
     LOCK,
+    LOG_FILES,
     MARK,
     METRICS_FILE,
-    SAMPLES_FILE,
-    TOKENS_FILE,
-    TRANSCRIPTS_FILE,
     FolderLock,
     delete_written,
     is_marked,
@@ -55,10 +53,7 @@ _CODE = "user_code"
 """Digests of the user's own code by the name under which the options have it, see `viva.selfplay.user_code`."""
 _MARKS = (CONFIG_FILE, METRICS_FILE, INDEX)
 _ENTRIES = (
-    *_MARKS,
-    TRANSCRIPTS_FILE,
-    SAMPLES_FILE,
-    TOKENS_FILE,
+    *dict.fromkeys((*_MARKS, *LOG_FILES)),
     "state",
     "journal",
     "adapter",

@@ -241,12 +241,10 @@ class _Turns(_Answers):
             await asyncio.to_thread(self._commit, b"".join(lines))
 
     def _commit(self, data: bytes) -> None:
-        try:
+        with naming(self.path):
             while data:  # a disk may take less than it is given
                 data = data[self._file.write(data) :]
             os.fsync(self._file.fileno())
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, str(self.path)) from error
 
     def _raise_failure(self) -> None:
         if self._writing is not None:
@@ -267,7 +265,6 @@ class _Step(_Answers):
             self._stored = {}
 
     def key(self, version: int | str, arguments: Mapping[str, object]) -> str | None:
-        """The place of a call that is made now."""
         key = super().key(version, arguments)
         self._num_asked += 1
         if self._is_stored and key not in self._stored:
@@ -303,7 +300,6 @@ class _CachedResponse:
 
     def result(self, timeout: float | None = None) -> tinker.SampleResponse:
         """The answer."""
-        del timeout
         return self._response
 
 

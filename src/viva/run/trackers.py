@@ -23,8 +23,8 @@ from viva.run.folder import RunFolder
 
 CONSOLE = "console"
 """The line per step on the terminal."""
-PACKAGES = {"tensorboard": "tensorboard", "trackio": "trackio", "wandb": "wandb"}
-"""Trackers that need a package; the extra of viva that installs it has the tracker's name."""
+PACKAGES = ("tensorboard", "trackio", "wandb")
+"""Trackers that need a package, which has their name, like the extra of viva that installs it."""
 MEMORY = "trackers.json"
 
 _WANDB = "wandb"
@@ -71,10 +71,9 @@ def choose_trackers(
                 f"trackers: {text!r} is not a tracker; a project goes behind {' or '.join(_WITH_PROJECT)}, as in "
                 f"{_WITH_PROJECT[-1]}:my-project"
             )
-        if name in PACKAGES and not _is_installed(PACKAGES[name]):
+        if name in PACKAGES and not _is_installed(name):
             raise ValueError(
-                f"trackers={name} needs the package {PACKAGES[name]}, which is not installed: "
-                f"pip install 'viva-rl[{name}]'"
+                f"trackers={name} needs the package {name}, which is not installed: pip install 'viva-rl[{name}]'"
             )
         run_name = wandb_name if name == _WANDB else None
         choices.append(TrackerChoice(name=name, project=project or _DEFAULT_PROJECT, run_name=run_name))

@@ -10,6 +10,7 @@ up to the one of the batch. A group is sent once it and all before it are played
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import tinker
@@ -23,40 +24,32 @@ from viva.training.update import UpdateConfig, send
 T = TypeVar("T")
 
 
+@dataclass(kw_only=True)
 class RolloutsAhead(Generic[T]):
-    """Starts the rollouts of all steps, one after the other.
+    """Starts the rollouts of all steps, one after the other."""
 
-    ``play`` makes the rollouts of a step with a sampler of the policy after so many updates, of which that may be
-    ``max_staleness`` behind (0 never samples and trains at the same time); a step that ``starts_afresh`` waits all the
-    same.
-    """
+    play: Callable[[int, int, SamplingClient], Awaitable[T]]
+    """Makes the rollouts of a step, given the number of updates of the policy that samples, and its sampler."""
+    first_step: int
+    num_steps: int
+    max_staleness: int
+    """Updates that this policy may be behind; 0 never samples and trains at the same time."""
+    starts_afresh: Callable[[int], bool]
+    """Whether a step waits for the update before it all the same."""
 
-    def __init__(
-        self,
-        play: Callable[[int, int, SamplingClient], Awaitable[T]],
-        *,
-        first_step: int,
-        num_steps: int,
-        max_staleness: int,
-        starts_afresh: Callable[[int], bool],
-    ) -> None:
-        self._play = play
-        self._first_step = first_step
-        self._num_steps = num_steps
-        self._max_staleness = max_staleness
-        self._starts_afresh = starts_afresh
-        self._next = first_step
+    def __post_init__(self) -> None:
+        self._next = self.first_step
         self._tasks: dict[int, asyncio.Task[T]] = {}
 
     def version_of(self, step: int) -> int:
         """Number of updates of the policy that samples a step."""
-        oldest = max(self._first_step, step - self._max_staleness)
-        fresh = (start for start in range(step, oldest, -1) if self._starts_afresh(start))
+        oldest = max(self.first_step, step - self.max_staleness)
+        fresh = (start for start in range(step, oldest, -1) if self.starts_afresh(start))
         return next(fresh, oldest)
 
     def offer(self, version: int, sampler: SamplingClient) -> None:
         """Start the rollouts that wait for the policy after so many updates."""
-        while self._next < self._num_steps and self.version_of(self._next) == version:
+        while self._next < self.num_steps and self.version_of(self._next) == version:
             before = self._tasks.get(self._next - 1)
             self._tasks[self._next] = asyncio.create_task(self._run(self._next, version, sampler, before))
             self._next += 1
@@ -84,7 +77,7 @@ class RolloutsAhead(Generic[T]):
         if before is not None:
             await asyncio.wait([before])
             before.result()  # what follows a failure is not played
-        return await self._play(step, version, sampler)
+        return await self.play(step, version, sampler)
 
 
 class GroupStream:

@@ -11,6 +11,7 @@ Legend: ``_P`` groups of a batch, ``_N`` samples, ``_D`` datums.
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -31,7 +32,7 @@ from viva.experts.samples import FloatArray, Sample, sample_record
 from viva.experts.strategy import credit_of, is_strategy, strategy_of
 from viva.rewards.credit import GroupCredit
 from viva.sdk import TrainingClient
-from viva.training.data_processing import action_values, trained_values
+from viva.training.data_processing import ScoredDatum, action_values, trained_values
 from viva.training.metrics import advantage_metrics, credit_metrics, strategy_metrics
 from viva.training.rollouts import GroupOutcome
 from viva.training.samples import (
@@ -41,11 +42,14 @@ from viva.training.samples import (
     with_values,
 )
 from viva.training.scoring import name_contexts, sampled_data, score, spread
-from viva.training.update import SamplerCheck, check_sampler
+from viva.training.update import check_sampler
 
 NUM_CHECKED = 4
 """Samples per batch that are scored at the temperature they were sampled at, to check the sampler against the
 trainer, where that is not the temperature which is trained."""
+
+_MOST_SELF_CHECK = 0.1
+"""Largest mean difference, in nats per token, that passes this check."""
 
 
 class EstimatorStoppedError(RuntimeError):
@@ -71,8 +75,6 @@ class ExpertConfig:
     num_checked: int = NUM_CHECKED
     """Samples per batch, of all strategies in turn, that are scored behind the context and at the temperature they were
     sampled at, to check the sampler against the trainer."""
-    max_self_check: float = 0.1
-    """Largest mean difference, in nats per token, that passes this check."""
     mixed_units: bool = False
     """Whether rewards of different strategies must not be compared; advice keeps to that."""
 
@@ -82,11 +84,8 @@ class ExpertConfig:
             raise ValueError(f"min_effective_share must be between 0 and 1; got {self.min_effective_share}")
         if self.on_waste not in ("warn", "stop"):
             raise ValueError(f"on_waste must be 'warn' or 'stop'; got {self.on_waste!r}")
-        if self.num_checked < 0 or not self.max_self_check > 0:
-            raise ValueError(
-                "num_checked must be 0 or more and max_self_check above 0; got "
-                f"{self.num_checked} and {self.max_self_check}"
-            )
+        if self.num_checked < 0:
+            raise ValueError(f"num_checked must be 0 or more; got {self.num_checked}")
 
     def make(self) -> Estimator:
         """The estimator."""
@@ -118,10 +117,11 @@ class Batch:
     data_D: list[tinker.Datum]
     foreign_D: list[bool]
     """Datums that were not drawn from what is trained, see `viva.training.update.update_policy`."""
-    check: SamplerCheck = field(default_factory=SamplerCheck)
+    check: Sequence[ScoredDatum] = ()
     """The check of samples without a datum that was drawn from what is trained."""
     samples_N: list[TrainedSample]
-    estimates_N: list[Estimate]
+    weights_N: Sequence[FloatArray | None]
+    """The estimator's weights of the tokens of each sample; ``None`` where there are none."""
     num_data_N: list[int]
     """Datums of every sample."""
     is_plain: bool = False
@@ -146,12 +146,11 @@ def plain_batch(outcomes_P: Sequence[GroupOutcome], *, keeps_silent: bool = Fals
         ValueError: If a builder's credit does not fit what its seats sampled.
     """
     samples_N = batch_samples(outcomes_P, is_plain=True, keeps_silent=keeps_silent)
-    estimates_N = [_as_given(sample) for sample in samples_N]
-    data_D = [
-        datum
-        for sample, made in zip(samples_N, estimates_N, strict=True)
-        for datum in with_values(sample.data_D, made.advantages_T, made.logprobs_T)
-    ]
+    data_D: list[tinker.Datum] = []
+    for sample in samples_N:
+        advantages_T = np.zeros(0) if sample.advantages_T is None else sample.advantages_T
+        logprobs = [action_values(datum, "logprobs") for datum in sample.data_D]
+        data_D += with_values(sample.data_D, advantages_T, np.concatenate([np.zeros(0), *logprobs]))
     values_P_N: list[list[float]] = []
     credits_P: list[tuple[GroupCredit, int]] = []
     for outcome in outcomes_P:
@@ -168,7 +167,7 @@ def plain_batch(outcomes_P: Sequence[GroupOutcome], *, keeps_silent: bool = Fals
         data_D=data_D,
         foreign_D=[False] * len(data_D),
         samples_N=samples_N,
-        estimates_N=estimates_N,
+        weights_N=[None] * len(samples_N),
         num_data_N=[len(sample.data_D) for sample in samples_N],
         is_plain=True,
         metrics=advantage_metrics(values_P_N) | credit_metrics(credits_P),
@@ -239,7 +238,11 @@ async def _estimated_batch(
         raise EstimatorStoppedError(str(error)) from error
     checks_N = await _checks(client, outcomes_P, trained_N, config.num_checked, temperature)
     checked_N = [
-        replace(sample, checked_logprobs_T=_logprobs(checks_N[index])) if index in checks_N else sample
+        replace(
+            sample, checked_logprobs_T=np.concatenate([trained_values(*each) for each in checks_N[index]])
+        )
+        if index in checks_N
+        else sample
         for index, sample in enumerate(samples_N)
     ]
     diagnostics = diagnose(checked_N, estimates_N)
@@ -250,26 +253,25 @@ async def _estimated_batch(
         else list[tinker.Datum]()
         for trained, made, sample in zip(trained_N, estimates_N, samples_N, strict=True)
     ]
-    unseen = [
-        check for index, check in checks_N.items() if not (samples_N[index].on_policy and data_N[index])
-    ]
     factors = mixture_factors((sample.strategy for sample in samples_N), mixture)
     metrics = flat_metrics(diagnostics) | strategy_metrics(outcomes_P, trained_N, factors)
     metrics |= advantage_metrics(_advantages_by_group(trained_N, estimates_N))
     metrics["experts/scored_tokens"] = num_scored + sum(
-        datum.model_input.length for check in checks_N.values() for datum in check.data_D
+        datum.model_input.length for check in checks_N.values() for datum, _ in check
     )
     return Batch(
         data_D=[datum for data_D in data_N for datum in data_D],
         foreign_D=[
             not sample.on_policy for sample, data_D in zip(samples_N, data_N, strict=True) for _ in data_D
         ],
-        check=SamplerCheck(
-            data_D=[datum for check in unseen for datum in check.data_D],
-            logprobs_D=[logprobs for check in unseen for logprobs in check.logprobs_D],
-        ),
+        check=[
+            scored
+            for index, check in checks_N.items()
+            if not (samples_N[index].on_policy and data_N[index])
+            for scored in check
+        ],
         samples_N=trained_N,
-        estimates_N=estimates_N,
+        weights_N=[made.weights_T for made in estimates_N],
         num_data_N=[len(data_D) for data_D in data_N],
         metrics=metrics,
         warnings=warnings,
@@ -287,7 +289,7 @@ async def _checks(
     trained_N: Sequence[TrainedSample],
     count: int,
     temperature: float,
-) -> dict[int, SamplerCheck]:
+) -> dict[int, list[ScoredDatum]]:
     """Checks of some samples, by their place."""
     chosen = spread([sample.strategy for sample in trained_N], count)
     data: list[list[tinker.Datum]] = []
@@ -298,23 +300,10 @@ async def _checks(
     found = await check_sampler(
         client, [datum for data_D in data for datum in data_D], temperature=temperature
     )
-    logprobs = iter(found.logprobs_D)
-    if not found.data_D:
+    if not found:
         return {}
-    return {
-        place: SamplerCheck(data_D=data_D, logprobs_D=[next(logprobs) for _ in data_D])
-        for place, data_D in zip(chosen, data, strict=True)
-    }
-
-
-def _logprobs(check: SamplerCheck) -> FloatArray:
-    """The trainer's, of the trained tokens in order."""
-    return np.concatenate(
-        [
-            trained_values(datum, logprobs)
-            for datum, logprobs in zip(check.data_D, check.logprobs_D, strict=True)
-        ]
-    )
+    scored = iter(found)
+    return {place: [*islice(scored, len(data_D))] for place, data_D in zip(chosen, data, strict=True)}
 
 
 def _warnings(samples_N: Sequence[Sample], diagnostics: Diagnostics, config: ExpertConfig) -> list[str]:
@@ -327,7 +316,7 @@ def _warnings(samples_N: Sequence[Sample], diagnostics: Diagnostics, config: Exp
     if texts and config.on_waste == "stop":
         raise EstimatorStoppedError("; ".join(texts))
     for name, figures in diagnostics.items():
-        if figures.self_check is not None and figures.self_check > config.max_self_check:
+        if figures.self_check is not None and figures.self_check > _MOST_SELF_CHECK:
             texts.append(
                 f"strategy {name!r}: sampler and trainer differ by {figures.self_check:.3g} nats per token on the same "
                 "tokens, context and temperature; make renderer_name, temperature and the engine the same for sampling "
@@ -378,19 +367,6 @@ def _samples(trained_N: Sequence[TrainedSample], *, is_own_temperature: bool) ->
         )
         for sample, name in zip(trained_N, name_contexts(trained_N), strict=True)
     ]
-
-
-def _as_given(sample: TrainedSample) -> Estimate:
-    """A sample that is trained as it was sampled, with its own advantages."""
-    advantages_T = np.zeros(0) if sample.advantages_T is None else sample.advantages_T
-    logprobs = [action_values(datum, "logprobs") for datum in sample.data_D]
-    return Estimate(
-        advantages_T=advantages_T,
-        logprobs_T=np.concatenate([np.zeros(0), *logprobs]),
-        weights_T=None,
-        clipped_T=np.zeros(len(advantages_T), dtype=np.bool_),
-        advantage=float(advantages_T.mean()) if advantages_T.size else 0.0,
-    )
 
 
 def _weighted(trained: TrainedSample, made: Estimate) -> list[tinker.Datum]:

@@ -4,7 +4,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self, TypeAlias
 
 from rich.console import Console, Group, RenderableType
@@ -17,29 +17,26 @@ from viva.run.secrets import printable
 from viva.training.advice import WINDOW, Cause, causes
 
 
+@dataclass(kw_only=True)
 class StepProgress:
-    """Conversations and tokens of one step so far; or questions, and what else an evaluation consists of.
+    """Conversations and tokens of one step so far; or questions, and what else an evaluation consists of."""
 
-    ``expected_tokens`` is what the step is likely to sample, judging by those before; ``noun`` is what is counted.
-    """
+    num_groups: int
+    noun: str = "conversations"
+    """What is counted."""
+    title: str = ""
+    """Of a part of an evaluation."""
+    expected_tokens: float | None = None
+    """Tokens that are likely to be sampled, judging by the step or evaluation before."""
+    clock: Callable[[], float] = time.monotonic
+    num_done: int = 0
+    """Conversations that ended."""
+    num_tokens: int = 0
+    """Sampled, of all conversations: those that go on included."""
+    _began: float = field(init=False)
 
-    def __init__(
-        self,
-        *,
-        num_groups: int,
-        expected_tokens: float | None,
-        clock: Callable[[], float] = time.monotonic,
-        noun: str = "conversations",
-    ) -> None:
-        self.num_groups = num_groups
-        self.noun = noun
-        self.num_done = 0
-        """Conversations that ended."""
-        self.num_tokens = 0
-        """Sampled, of all conversations: those that go on included."""
-        self._expected_tokens = expected_tokens
-        self._clock = clock
-        self._started = clock()
+    def __post_init__(self) -> None:
+        self._began = self.clock()
 
     def on_reply(self, num_tokens: int) -> None:
         """Count a reply."""
@@ -58,21 +55,26 @@ class StepProgress:
     def share(self) -> float:
         """The finished share of the step's rollouts, from 0 to 1; by tokens, once their number can be expected."""
         ended = self.num_done / self.num_groups if self.num_groups else 1.0
-        if not self._expected_tokens or ended == 1.0:
+        if not self.expected_tokens or ended == 1.0:
             return ended
-        return max(ended, min(0.99, self.num_tokens / self._expected_tokens))
+        return max(ended, min(0.99, self.num_tokens / self.expected_tokens))
+
+    @property
+    def seconds(self) -> float:
+        """Since it began."""
+        return self.clock() - self._began
 
     @property
     def tokens_per_second(self) -> float:
         """Mean since the step began."""
-        seconds = self._clock() - self._started
+        seconds = self.seconds
         return self.num_tokens / seconds if seconds > 0 else 0.0
 
     @property
     def seconds_left(self) -> float | None:
         """Until the last conversation ends at the pace so far; ``None`` as long as nothing is known."""
         share = self.share
-        return (self._clock() - self._started) * (1 - share) / share if share > 0 else None
+        return self.seconds * (1 - share) / share if share > 0 else None
 
 
 Begin: TypeAlias = Callable[[str, int, str], StepProgress]
@@ -81,8 +83,7 @@ Begin: TypeAlias = Callable[[str, int, str], StepProgress]
 
 def unseen(title: str, count: int, noun: str) -> StepProgress:
     """A `Begin` that shows nothing."""
-    del title
-    return StepProgress(num_groups=count, expected_tokens=None, noun=noun)
+    return StepProgress(title=title, num_groups=count, noun=noun)
 
 
 _BAR_WIDTH = 24
@@ -199,7 +200,6 @@ class RunConsole(_Display):
         self._evaluation: StepProgress | None = None
         self._evaluated: dict[str, int] = {}
         """Tokens that a part of the last evaluation sampled, by its title."""
-        self._title = ""
         self._sampled: float | None = None
         self._first: dict[str, float] = {}
         self._last: dict[str, deque[float]] = {}
@@ -241,18 +241,17 @@ class RunConsole(_Display):
         """Announce a part of an evaluation (a `Begin`), beside conversations that go on."""
         self.evaluated()
         expected = self._evaluated.get(title)
-        self._title = title
         self._evaluation = StepProgress(
-            num_groups=count, expected_tokens=expected, clock=self._clock, noun=noun
+            title=title, num_groups=count, noun=noun, expected_tokens=expected, clock=self._clock
         )
         self._phase = None
         return self._evaluation
 
     def evaluated(self) -> None:
         """The evaluation, or a part of it, is over; how much it took is kept for the next one."""
-        if self._evaluation is not None and self._evaluation.is_done:
-            self._evaluated[self._title] = self._evaluation.num_tokens
-        self._evaluation = None
+        over, self._evaluation = self._evaluation, None
+        if over is not None and over.is_done:
+            self._evaluated[over.title] = over.num_tokens
 
     def step_done(self, step: int, metrics: Mapping[str, float]) -> None:
         """Report a finished step with the time that is left at the pace so far."""
@@ -372,8 +371,6 @@ class EvaluationConsole(_Display):
     def __init__(
         self, *, console: Console | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._title = ""
-        self._began = clock()
         self._progress: StepProgress | None = None
         console = console if console is not None else Console(stderr=True, highlight=False)
         super().__init__(console, clock, is_transient=True)
@@ -381,16 +378,15 @@ class EvaluationConsole(_Display):
     def begin(self, title: str, count: int, noun: str) -> StepProgress:
         """A part begins: a `Begin`."""
         self._end()
-        progress = StepProgress(num_groups=count, expected_tokens=None, clock=self._clock, noun=noun)
-        self._title, self._began, self._progress = title, self._clock(), progress
-        return progress
+        self._progress = StepProgress(title=title, num_groups=count, noun=noun, clock=self._clock)
+        return self._progress
 
     def display(self) -> RenderableType:
         """The part that goes on."""
         bars = Table.grid(padding=(0, 1))
         progress = self._progress
         if progress is not None:
-            bars.add_row(*progress_row(self._title, progress))
+            bars.add_row(*progress_row(progress.title, progress))
         return bars
 
     def _end(self, *, is_complete: bool = True) -> None:
@@ -399,9 +395,9 @@ class EvaluationConsole(_Display):
         if progress is None or not is_complete:
             return
         self._progress = None
-        took = duration(self._clock() - self._began)
+        took = duration(progress.seconds)
         self.console.print(
-            f"{self._title}: {progress.num_done} {progress.noun}, {counted(progress.num_tokens, 'token')} in {took}",
+            f"{progress.title}: {progress.num_done} {progress.noun}, {counted(progress.num_tokens, 'token')} in {took}",
             soft_wrap=True,
             markup=False,
         )

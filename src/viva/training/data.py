@@ -280,7 +280,6 @@ class ExampleDataset(RLDataset):
 
     def get_batch(self, index: int) -> Sequence[EnvGroupBuilder]:
         """No group is played."""
-        del index
         return ()
 
     def __len__(self) -> int:

@@ -34,6 +34,9 @@ Where there is one number per token, tokens with exactly 0 are masked: they earn
 Element: TypeAlias = int | tinker.ModelInputChunk
 """One token, or an image."""
 
+ScoredDatum: TypeAlias = tuple[tinker.Datum, tinker.TensorData]
+"""A datum, and the trainer's logprobs of its targets."""
+
 
 @dataclass(slots=True)
 class _Sequence:

@@ -10,7 +10,7 @@ import asyncio
 import gc
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from functools import partial
@@ -45,6 +45,9 @@ from viva.training.update import UpdateConfig, imitate, update_policy
 MetricSink: TypeAlias = Callable[[int, Mapping[str, float]], None]
 """Gets every step's metrics, besides the run's own files."""
 
+Evaluator: TypeAlias = Callable[[SamplingClient, int], Awaitable[Mapping[str, float]]]
+"""Measures a snapshot of the policy after so many steps: metrics, with names that start with ``test/``."""
+
 
 class AllGroupsFailedError(RuntimeError):
     """Not one group of a batch could be played; going on would train on nothing. Has what was said in them."""
@@ -52,14 +55,6 @@ class AllGroupsFailedError(RuntimeError):
     def __init__(self, told: str, transcripts: Sequence[Mapping[str, object]] = ()) -> None:
         super().__init__(told)
         self.transcripts = transcripts
-
-
-class Evaluator(Protocol):
-    """Measures a snapshot of the policy."""
-
-    async def __call__(self, sampler: SamplingClient, step: int) -> Mapping[str, float]:
-        """Metrics, with names that start with ``test/``."""
-        ...
 
 
 @runtime_checkable
@@ -184,7 +179,7 @@ async def train(run: Training) -> bool:
     )
     watch = Watch(run.alarms, history)
     ahead = RolloutsAhead(
-        partial(_rollouts, run, console),
+        play=partial(_rollouts, run, console),
         first_step=first_step,
         num_steps=len(run.dataset),
         max_staleness=run.config.max_staleness,

@@ -14,11 +14,12 @@ from dataclasses import dataclass, field
 import tinker
 
 from viva.conversation.coordinator import gather_or_cancel
+from viva.judging.judge import SamplingClient
 from viva.run.journal import Journal
 from viva.sdk import TrainingClient, settled
 from viva.selfplay.group import speakers_of
 from viva.training.batch import NUM_CHECKED, Batch
-from viva.training.followers import FrozenMember
+from viva.training.followers import PastSelves
 from viva.training.metrics import mean_by_key
 from viva.training.rollouts import GroupOutcome
 from viva.training.sampling import Team
@@ -33,7 +34,10 @@ class Members:
 
     trained: Mapping[str, TrainingClient]
     """The main one comes first."""
-    frozen: Mapping[str, FrozenMember] = field(default_factory=dict[str, FrozenMember])
+    frozen: Mapping[str, SamplingClient | PastSelves] = field(
+        default_factory=dict[str, SamplingClient | PastSelves]
+    )
+    """Those that only take part: one whose weights stay the same is its client."""
 
     @property
     def main(self) -> str:
@@ -47,7 +51,10 @@ class Members:
 
     async def snapshot(self, journal: Journal, step: int) -> Team:
         """All policies as they are after so many steps."""
-        pools = {name: await member.reach(step) for name, member in self.frozen.items()}
+        pools = {
+            name: await member.reach(step) if isinstance(member, PastSelves) else [member]
+            for name, member in self.frozen.items()
+        }
         samplers = await gather_or_cancel(
             settled(client.save_weights_and_get_sampling_client()) for client in self.trained.values()
         )
@@ -57,9 +64,8 @@ class Members:
 
     def beside(self, next_step: int) -> dict[str, str]:
         """Paths by name of what frozen members need beside the states to go on after so many steps."""
-        return {
-            name: path for member in self.frozen.values() for name, path in member.beside(next_step).items()
-        }
+        past = [member for member in self.frozen.values() if isinstance(member, PastSelves)]
+        return {name: path for member in past for name, path in member.beside(next_step).items()}
 
 
 async def update_members(

@@ -9,10 +9,8 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import get_args
 
 import numpy as np
-import tinker
 from tinker_cookbook.rl.types import EnvGroupBuilder, Trajectory
 
 from viva.experts.conversation_expert import ConversationExpertGroupBuilder
@@ -22,7 +20,7 @@ from viva.judging.records import ConversationRecord
 from viva.judging.usage import Role, Usage
 from viva.rewards.credit import GroupCredit
 from viva.selfplay.group import MultiAgentConversationEnvGroupBuilder
-from viva.training.data_processing import action_values, trained_values
+from viva.training.data_processing import ScoredDatum, action_values, trained_values
 from viva.training.rollouts import GroupOutcome, Place
 from viva.training.samples import TrainedSample
 from viva.training.signs import signs
@@ -125,8 +123,7 @@ def token_metrics(outcomes_P: Sequence[GroupOutcome]) -> dict[str, float]:
     names: dict[Role, str] = {"policy": "rollout", "judge": "judge", "scorer": "scorer"}
     metrics: dict[str, float] = {}
     total = 0
-    for role in get_args(Role):
-        name = names[role]
+    for role, name in names.items():
         usage = sum((outcome.usage.get(role, Usage()) for outcome in outcomes_P), Usage())
         total += usage.total
         if role == "policy" or usage.total:
@@ -182,16 +179,15 @@ def _length_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def _tag_metrics(outcomes_P: Sequence[GroupOutcome]) -> dict[str, float]:
-    rewards_by_tag: dict[str, list[float]] = {}
-    num_groups = Counter(tag for outcome in outcomes_P for tag in set(outcome.builder.logging_tags()))
+    outcomes_by_tag: dict[str, list[GroupOutcome]] = {}
     for outcome in outcomes_P:
-        for tag in sorted(set(outcome.builder.logging_tags())):
-            if num_groups[tag] < len(outcomes_P):
-                rewards_by_tag.setdefault(tag, []).extend(_paid([outcome]))
+        for tag in set(outcome.builder.logging_tags()):
+            outcomes_by_tag.setdefault(tag, []).append(outcome)
     metrics: dict[str, float] = {}
-    for tag, rewards in sorted(rewards_by_tag.items()):
-        metrics[f"env/{tag}/groups"] = num_groups[tag]
-        metrics |= summary(f"env/{tag}/reward", rewards)
+    for tag, own_P in sorted(outcomes_by_tag.items()):
+        if len(own_P) < len(outcomes_P):
+            metrics[f"env/{tag}/groups"] = len(own_P)
+            metrics |= summary(f"env/{tag}/reward", _paid(own_P))
     return metrics
 
 
@@ -227,9 +223,7 @@ def credit_metrics(credits_P: Sequence[tuple[GroupCredit, int]]) -> dict[str, fl
     return metrics
 
 
-def logprob_metrics(
-    data_D: Sequence[tinker.Datum], logprobs_D: Sequence[tinker.TensorData]
-) -> dict[str, float]:
+def logprob_metrics(scored_D: Sequence[ScoredDatum]) -> dict[str, float]:
     """Distance of the trainer from the sampler, over action tokens (``mask > 0``).
 
     With ``q`` the sampler and ``p`` the trainer, ``optim/kl_sample_train_v1`` is the mean of ``log q - log p`` over
@@ -239,11 +233,10 @@ def logprob_metrics(
     Raises:
         FloatingPointError: If a logprob is not finite.
     """
-    if not data_D:
+    if not scored_D:
         return {}
-    sampled = np.concatenate([action_values(datum, "logprobs") for datum in data_D])
-    trained = [trained_values(datum, own) for datum, own in zip(data_D, logprobs_D, strict=True)]
-    gap = sampled - np.concatenate(trained)
+    sampled = np.concatenate([action_values(datum, "logprobs") for datum, _ in scored_D])
+    gap = sampled - np.concatenate([trained_values(*scored) for scored in scored_D])
     if not np.isfinite(gap).all():
         raise FloatingPointError(
             "the engine returned logprobs that are not finite numbers; this update is not to be trusted"
@@ -276,7 +269,7 @@ def strategy_metrics(
         metrics[f"experts/{strategy}/num_samples"] = len(trained)
         metrics[f"experts/{strategy}/mixture_factor"] = factors.get(strategy, 0.0)
         if num_sampled := sum(_sampled_tokens(outcome) for outcome in own_P):
-            num_trained = sum(_trained_tokens(sample) for sample in trained)
+            num_trained = sum(sample.num_trained for sample in trained)
             metrics[f"experts/{strategy}/masked_token_share"] = 1 - num_trained / num_sampled
         for key, values_P in sorted(_reported(own_P).items()):
             name, values = f"experts/{strategy}/env/{key}", [each for group in values_P for each in group]
@@ -285,10 +278,6 @@ def strategy_metrics(
             if error is not None:
                 metrics[f"{name}_stderr"] = error
     return metrics
-
-
-def _trained_tokens(sample: TrainedSample) -> int:
-    return sum(weight > 0 for turn in sample.turns_K for weight in turn.weights)
 
 
 def _sampled_tokens(outcome: GroupOutcome) -> int:

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import tinker
 
-from viva.experts.estimation import Estimate
+from viva.experts.samples import FloatArray
 from viva.experts.strategy import credit_of, is_strategy, record_of, strategy_of
 from viva.rewards.credit import GroupCredit
 from viva.run.secrets import hidden_tokens
@@ -79,11 +79,13 @@ def token_rows(
     """
     turns_P: dict[int, list[dict[str, object]]] = {index: [] for index in chosen}
     start = 0
-    for sample, made, count in zip(batch.samples_N, batch.estimates_N, batch.num_data_N, strict=True):
+    for sample, weights_T, count in zip(batch.samples_N, batch.weights_N, batch.num_data_N, strict=True):
         own, start = slice(start, start + count), start + count
         if sample.outcome_index in turns_P:
             credit = credit_of(outcomes_P[sample.outcome_index].builder)
-            values = _sample_values(sample, made, batch.data_D[own], logprobs_D[own], is_plain=batch.is_plain)
+            values = _sample_values(
+                sample, weights_T, batch.data_D[own], logprobs_D[own], is_plain=batch.is_plain
+            )
             turns_P[sample.outcome_index] += _sample_turns(sample, values, credit, texts)
     return [
         {
@@ -101,25 +103,25 @@ _Values = Mapping[str, Sequence[float | None] | None]
 
 def _sample_values(
     sample: TrainedSample,
-    made: Estimate,
+    weights_T: FloatArray | None,
     data_D: Sequence[tinker.Datum],
     logprobs_D: Sequence[tinker.TensorData],
     *,
     is_plain: bool,
 ) -> _Values:
-    count = sum(weight > 0 for turn in sample.turns_K for weight in turn.weights)
-    nothing: list[float | None] = [None] * count
+    nothing: list[float | None] = [None] * sample.num_trained
 
     def trained(name: str) -> list[float]:
         return [float(value) for datum in data_D for value in action_values(datum, name)]
 
     training = [trained_values(datum, own) for datum, own in zip(data_D, logprobs_D, strict=True)]
-    weights_T = None if made.weights_T is None else np.minimum(made.weights_T, np.finfo(np.float64).max)
+    if weights_T is not None:
+        weights_T = np.minimum(weights_T, np.finfo(np.float64).max)
     return {
         "training": [float(value) for values in training for value in values] if data_D else nothing,
         "anchor": None if is_plain else trained("logprobs") if data_D else nothing,
         "weights": None if is_plain else nothing if weights_T is None else weights_T.tolist(),
-        "advantages": trained("advantages") if data_D else [0.0] * count,
+        "advantages": trained("advantages") if data_D else [0.0] * sample.num_trained,
     }
 
 
@@ -145,7 +147,7 @@ def _sample_turns(
             **columns,
             "advantages": [value or 0.0 for value in columns["advantages"] or ()],
             "mask": [int(trained) for trained in is_trained],
-            "spans": whole if credit is None else _spans(credit, sample.seat, turn.turn, turn.first),
+            "spans": whole if credit is None else _spans(credit, sample.seat, turn),
             **_contexts(turn, texts),
         }
 
@@ -172,12 +174,13 @@ def _without_secrets(turn: Mapping[str, Any]) -> dict[str, object]:
     return {**turn, "ids": ids, "pieces": pieces}
 
 
-def _spans(credit: GroupCredit, seat: int, turn: int, first: int) -> list[dict[str, object]]:
+def _spans(credit: GroupCredit, seat: int, turn: TrainedTurn) -> list[dict[str, object]]:
     """The spans of a turn, whose tokens are counted from its first trained one."""
+    first = turn.places[0] if turn.places else 0
     return [
         _span(max(0, span.start - first), span.stop - first, span.stream, span.reward)
         for span in sorted(credit.spans, key=lambda span: span.start)
-        if (span.seat, span.transition) == (seat, turn) and span.stop > first
+        if (span.seat, span.transition) == (seat, turn.turn) and span.stop > first
     ]
 
 

@@ -30,20 +30,11 @@ _LAST = "prompt_logprobs_last_n"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KlPenalty:
-    """The reference of a run, and the weight of the distance from it.
-
-    Raises:
-        ValueError: If the weight is not a positive number.
-    """
+    """The reference of a run, and the weight of the distance from it."""
 
     coef: float
-    """In units of advantage by nat."""
+    """In units of advantage by nat; a positive number."""
     reference: PolicyRef
-
-    def __post_init__(self) -> None:
-        """Check."""
-        if not (math.isfinite(self.coef) and self.coef > 0):
-            raise ValueError(f"the weight of a KL penalty must be a positive number; got {self.coef}")
 
 
 async def penalised(batch: Batch, penalty: KlPenalty) -> Batch:
@@ -63,11 +54,12 @@ async def penalised(batch: Batch, penalty: KlPenalty) -> Batch:
     if not own_D:
         told = "kl_penalty: no sample of this batch was drawn from the policy that is trained, so none is penalised"
         return replace(batch, metrics=metrics, warnings=[*batch.warnings, *([told] if batch.data_D else [])])
-    mean = float(np.concatenate(gaps_D).mean())
-    changed = iter(
-        _with_penalty(datum, penalty.coef * (mean - gaps_T))
-        for datum, gaps_T in zip(own_D, gaps_D, strict=True)
+    gaps_T = np.concatenate(gaps_D)
+    mean = float(gaps_T.mean())
+    advantages_T, logprobs_T = (
+        np.concatenate([action_values(datum, name) for datum in own_D]) for name in ("advantages", "logprobs")
     )
+    changed = iter(with_values(own_D, advantages_T + penalty.coef * (mean - gaps_T), logprobs_T))
     return replace(
         batch,
         data_D=[
@@ -75,11 +67,6 @@ async def penalised(batch: Batch, penalty: KlPenalty) -> Batch:
         ],
         metrics=metrics | {"optim/kl_reference": mean},
     )
-
-
-def _with_penalty(datum: tinker.Datum, penalty_T: FloatArray) -> tinker.Datum:
-    advantages_T = action_values(datum, "advantages") + penalty_T
-    return with_values([datum], advantages_T, action_values(datum, "logprobs"))[0]
 
 
 async def _gaps(datum: tinker.Datum, reference: PolicyRef) -> FloatArray:

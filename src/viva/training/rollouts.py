@@ -19,7 +19,6 @@ Legend: ``_P`` groups of a batch, ``_G`` members of a group (seats).
 """
 
 import asyncio
-import inspect
 import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -34,6 +33,7 @@ from tinker_cookbook.rl.types import Env, EnvGroupBuilder, Metrics, Trajectory, 
 from viva.conversation.coordinator import gather_or_cancel, is_interrupted
 from viva.experts.strategy import unpaid_seats_of
 from viva.judging.usage import Meter, Role, Usage, count_tokens, metering
+from viva.sdk import settled
 from viva.selfplay.group import MultiAgentConversationEnv, close_board, pair_up
 from viva.training.sampling import SeededCompleter
 
@@ -251,9 +251,7 @@ async def _run_seat(seat: int, env: Env, completer: TokenCompleter) -> Trajector
 
 
 async def _abort(env: Abortable, reason: str) -> None:
-    pending = env.abort(reason)
-    if inspect.isawaitable(pending):
-        await pending
+    await settled(env.abort(reason))
 
 
 _Ending: TypeAlias = tuple[str, RolloutFailure]
@@ -298,7 +296,7 @@ class _Attempts:
         finally:
             cleaned = await _caught(self.builder.cleanup())
             if cleaned is not None:
-                self._record(cleaned, seat=None, turn=None)
+                self._record(cleaned)
 
     async def _play(self, envs: Sequence[Env]) -> list[Trajectory] | None:
         completers = [
@@ -320,10 +318,8 @@ class _Attempts:
         trajectories_G: list[Trajectory] = []
         for seat, result in enumerate(results_G):
             if isinstance(result, _Caught):
-                turn = max(completers[seat].num_calls - 1, 0)
-                failure = self._record(result, seat=seat, turn=turn, place=_place(envs[seat]))
+                ending = self._seat_ending(seat, result, completers[seat])
                 self.failed_seats |= {seat}
-                ending = (f"seat {seat} failed: {result}", failure)
                 self.first_failed = self.first_failed or ending
                 if not isinstance(envs[seat], Abortable):
                     self.void = self.void or ending
@@ -339,13 +335,15 @@ class _Attempts:
     ) -> None:
         found = [error for error in errors.exceptions if isinstance(error, _AbortFailedError)]
         for error in sorted(found, key=lambda error: error.seat):
-            turn = max(completers[error.seat].num_calls - 1, 0)
-            place = _place(completers[error.seat].env)
-            failure = self._record(error.failure, seat=error.seat, turn=turn, place=place)
-            self._record(error.abort_failure, seat=error.seat, turn=turn)
-            reason = f"seat {error.seat} failed: {error.failure}"
+            reason, failure = self._seat_ending(error.seat, error.failure, completers[error.seat])
+            self._record(error.abort_failure, seat=error.seat, turn=failure.turn)
             untold = f"its environment could not be told: {error.abort_failure}"
             self.void = self.void or (f"{reason}; {untold}", failure)
+
+    def _seat_ending(self, seat: int, caught: _Caught, completer: _CheckingCompleter) -> _Ending:
+        turn = max(completer.num_calls - 1, 0)
+        failure = self._record(caught, seat=seat, turn=turn, place=_place(completer.env))
+        return f"seat {seat} failed: {caught}", failure
 
     def _keep_turn_metrics(self, trajectories_G: Sequence[Trajectory]) -> None:
         self.void_metrics += [_numbers(turn.metrics) for traj in trajectories_G for turn in traj.transitions]
@@ -370,7 +368,7 @@ class _Attempts:
         return group
 
     def _record(
-        self, caught: _Caught, *, seat: int | None, turn: int | None, place: Place | None = None
+        self, caught: _Caught, *, seat: int | None = None, turn: int | None = None, place: Place | None = None
     ) -> RolloutFailure:
         failure = RolloutFailure(
             attempt=self.number,
@@ -384,7 +382,7 @@ class _Attempts:
         return failure
 
     def _end(self, caught: _Caught) -> None:
-        self.void = (str(caught), self._record(caught, seat=None, turn=None))
+        self.void = (str(caught), self._record(caught))
 
 
 async def run_group(
@@ -397,25 +395,27 @@ async def run_group(
     Returns:
         The outcome. It never raises for what happened inside the group, see the module's rules.
     """
-    attempts, meter = _Attempts(builder, policy, group_index), Meter()
+    if max_retries < 0:
+        raise ValueError(f"max_retries must be 0 or more; got {max_retries}")
+    attempts, meter, group = _Attempts(builder, policy, group_index), Meter(), None
     for number in range(max_retries + 1):
         with metering(meter):
             group = await attempts.run(number)
-        if group is not None or number == max_retries:
-            reason, failure = attempts.void or (None, None)
-            return GroupOutcome(
-                builder=builder,
-                group=group,
-                failed_seats=attempts.failed_seats if group is not None else frozenset(),
-                failures=tuple(attempts.failures),
-                void_reason=reason,
-                void_failure=failure,
-                retries=number,
-                usage=dict(meter.by_role),
-                asked=attempts.asked,
-                void_metrics=tuple(attempts.void_metrics),
-            )
-    raise ValueError(f"max_retries must be 0 or more; got {max_retries}")
+        if group is not None:
+            break
+    reason, failure = attempts.void or (None, None)
+    return GroupOutcome(
+        builder=builder,
+        group=group,
+        failed_seats=attempts.failed_seats if group is not None else frozenset(),
+        failures=tuple(attempts.failures),
+        void_reason=reason,
+        void_failure=failure,
+        retries=attempts.number,
+        usage=dict(meter.by_role),
+        asked=attempts.asked,
+        void_metrics=tuple(attempts.void_metrics),
+    )
 
 
 async def run_groups(

@@ -53,16 +53,19 @@ class TrainedTurn:
     """Everything that stands before it in training, masked tokens of the turn included."""
     turn: int
     """Index of the turn in its seat's trajectory."""
-    first: int
-    """Place of the first token in the turn: with a strategy the first trained one, in plain self-play 0."""
+    places: Sequence[int]
+    """Places in the turn of the tokens from the first trained one on; in plain self-play, of all its tokens."""
     tokens: tuple[int, ...]
-    """The turn's tokens from there on."""
+    """The tokens at these places."""
     logprobs: tuple[float, ...]
     """Sampling logprobs of these tokens."""
     weights: tuple[float, ...]
     """Weights of these tokens, 0 where they are not trained."""
-    has_gap: bool = False
-    """Whether sampled tokens before the last one are left out: `Completion.with_end`."""
+
+    @property
+    def has_gap(self) -> bool:
+        """Whether sampled tokens before the last one are left out: `Completion.with_end`."""
+        return len(self.places) > 0 and self.places[-1] - self.places[0] >= len(self.places)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -85,6 +88,11 @@ class TrainedSample:
     baseline."""
     speakers_D: tuple[str | None, ...]
     """The policy that sampled each datum, of several; else ``None``."""
+
+    @property
+    def num_trained(self) -> int:
+        """Trained tokens."""
+        return sum(weight > 0 for turn in self.turns_K for weight in turn.weights)
 
     @property
     def is_swapped(self) -> bool:
@@ -154,16 +162,16 @@ def batch_samples(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:
-    """A turn's part in training: a weight, and where it is known an advantage, for every token from `start` on.
-
-    With `has_gap` the last of them is the turn's last token, whatever lies before it.
-    """
+    """A turn's part in training: a weight, and where it is known an advantage, for the tokens at its places."""
 
     turn: int
-    start: int
+    places: Sequence[int]
     weights: tuple[float, ...]
     advantages: tuple[float, ...] | None
-    has_gap: bool = False
+
+
+def _whole_turn(turn: int, weights: tuple[float, ...], advantages: tuple[float, ...]) -> _Part:
+    return _Part(turn=turn, places=range(len(weights)), weights=weights, advantages=advantages)
 
 
 def _sample(
@@ -217,18 +225,19 @@ def _turn(
     part: _Part, sampled: Transition, trained: Transition, context: Sequence[Element] | None
 ) -> TrainedTurn:
     """A turn as it was sampled and as it is trained; without a context, in plain self-play, from its first token on."""
-    masked = 0 if context is None else next(place for place, weight in enumerate(part.weights) if weight > 0)
-    tokens, logprobs, first = trained.ac.tokens, trained.ac.logprobs, part.start + masked
-    before = sampled.ac.tokens[:first]
+    tokens, masked, sampled_in, trained_in = trained.ac.tokens, 0, (), ()
+    if context is not None:
+        masked = next(index for index, weight in enumerate(part.weights) if weight > 0)
+        sampled_in = (*observation_elements(sampled.ob), *sampled.ac.tokens[: part.places[masked]])
+        trained_in = (*context, *tokens[:masked])
     return TrainedTurn(
-        sampled_in=() if context is None else (*observation_elements(sampled.ob), *before),
-        trained_in=() if context is None else (*context, *tokens[:masked]),
+        sampled_in=sampled_in,
+        trained_in=trained_in,
         turn=part.turn,
-        first=first,
+        places=part.places[masked:],
         tokens=tuple(tokens[masked:]),
-        logprobs=tuple(logprobs[masked:]),
+        logprobs=tuple(trained.ac.logprobs[masked:]),
         weights=part.weights[masked:],
-        has_gap=part.has_gap,
     )
 
 
@@ -269,7 +278,7 @@ def _credited_plans(credit: GroupCredit, group: TrajectoryGroup) -> list[list[_P
                 [0.0] * len(transition.ac.tokens) if own is None or is_masked(transition) else own[turn]
             )
             weights = tuple(float(value != 0.0) for value in values_T)
-            plan.append(_Part(turn=turn, start=0, weights=weights, advantages=tuple(values_T)))
+            plan.append(_whole_turn(turn, weights, tuple(values_T)))
         plans_G.append(plan)
     return plans_G
 
@@ -285,7 +294,7 @@ def _silent_parts(credit: GroupCredit, seat: int, trajectory: Trajectory) -> lis
     for turn, start, stop in spans or [(0, 0, length) for length in lengths_K[:1]]:
         weights_K_T[turn][start:stop] = [1.0] * (stop - start)
     return [
-        _Part(turn=turn, start=0, weights=tuple(weights_T), advantages=(0.0,) * len(weights_T))
+        _whole_turn(turn, tuple(weights_T), (0.0,) * len(weights_T))
         for turn, weights_T in enumerate(weights_K_T)
         if any(weights_T) and not is_masked(trajectory.transitions[turn])
     ]
@@ -329,7 +338,7 @@ def _centred_plans(outcome: GroupOutcome, group: TrajectoryGroup) -> list[list[_
             count = len(transition.ac.tokens)
             is_paid = carries_signal and seat in advantages
             weights = _trainable(transition) if is_paid else (0.0,) * count
-            plan.append(_Part(turn=turn, start=0, weights=weights, advantages=(advantage,) * count))
+            plan.append(_whole_turn(turn, weights, (advantage,) * count))
         plans_G.append(plan)
     return plans_G
 
@@ -354,22 +363,12 @@ def _chosen_parts(
         is_empty = stop == completion.start and not completion.with_end
         if is_masked(transition) or completion.weight == 0 or is_empty:
             continue
-        # with the context, the tokens before the completion go as well; else they stay and are masked
-        start = completion.start if is_swapped else 0
-        weights = (0.0,) * (completion.start - start) + (completion.weight,) * (stop - completion.start)
-        if completion.with_end:
-            between = 0 if is_swapped else length - 1 - stop
-            weights += (0.0,) * between + (completion.weight,)
+        trained = {*range(completion.start, stop), *([length - 1] if completion.with_end else [])}
+        # with the context, the tokens that are not trained go as well; else they stay and are masked
+        places = sorted(trained) if is_swapped else range(max(trained) + 1)
+        weights = tuple(completion.weight if place in trained else 0.0 for place in places)
         advantages = None if completion.advantage is None else (completion.advantage,) * len(weights)
-        parts.append(
-            _Part(
-                turn=completion.transition,
-                start=start,
-                weights=weights,
-                advantages=advantages,
-                has_gap=completion.with_end and is_swapped and stop < length - 1,
-            )
-        )
+        parts.append(_Part(turn=completion.transition, places=places, weights=weights, advantages=advantages))
     return parts
 
 
@@ -388,17 +387,14 @@ def _own_advantages(plan: Sequence[_Part], strategy: StrategyInfo) -> FloatArray
 
 
 def _cut(transition: Transition, part: _Part) -> Transition:
-    stop = part.start + len(part.weights) - part.has_gap
-    if part.start == 0 and stop == len(transition.ac.tokens):
+    if len(part.places) == len(transition.ac.tokens):
         return transition
-    tokens, logprobs = list(transition.ac.tokens), list(transition.ac.logprobs)
-    end = [-1] if part.has_gap else []
-    places = [*range(part.start, stop), *end]
+    tokens, logprobs = transition.ac.tokens, transition.ac.logprobs
     return replace(
         transition,
         ac=TokensWithLogprobs(
-            tokens=[tokens[place] for place in places],
-            maybe_logprobs=[logprobs[place] for place in places],
+            tokens=[tokens[place] for place in part.places],
+            maybe_logprobs=[logprobs[place] for place in part.places],
             stop_reason=transition.ac.stop_reason,
         ),
     )

@@ -1,10 +1,8 @@
 """Sampling of replies: their settings, and the policy from which every seat takes a seeded completer of its own."""
 
 import asyncio
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import tinker
 from tinker_cookbook.completers import StopCondition, TokenCompleter, TokensWithLogprobs
@@ -45,15 +43,9 @@ class Team:
 
     def __init__(self, main: str, pools: Mapping[str, Sequence[SamplingClient]]) -> None:
         self._pools = pools
-        client = pools[main][-1]
         self.answers_together = all(answers_together(each) for pool in pools.values() for each in pool)
-
-        # judges look at the signature for what the client can return
-        @functools.wraps(client.sample)
-        def sample(*args: Any, **options: Any) -> Any:
-            return client.sample(*args, **options)
-
-        self.sample = sample
+        # the method itself: judges look at its signature for what the client can return
+        self.sample = pools[main][-1].sample
 
     def member(self, name: str, draw: int = -1) -> SamplingClient:
         """The client of a member; of a league the one that a random number draws, by default the newest."""
@@ -61,15 +53,15 @@ class Team:
         return pool[-1 if draw < 0 else draw % len(pool)]
 
 
-def member_of(sampler: SamplingClient, name: str) -> SamplingClient:
-    """The client of a member.
+def member_of(sampler: SamplingClient, name: str, draw: int = -1) -> SamplingClient:
+    """The client of a member, see `Team.member`.
 
     Raises:
         TypeError: If the client is that of a single policy.
     """
     if not isinstance(sampler, Team):
         raise TypeError(f"{name!r} is a member of a run with several policies; got a single sampling client")
-    return sampler.member(name)
+    return sampler.member(name, draw)
 
 
 @dataclass(kw_only=True)
@@ -95,6 +87,9 @@ class SeededCompleter(TokenCompleter):
             PromptTooLongError: If the prompt leaves no room for a reply.
             TimeoutError: If the call took longer than ``timeout_s``.
         """
+        speaking = self.sampler
+        if self.speaker is not None:
+            speaking = member_of(self.sampler, self.speaker, self.group_seed)
         params = tinker.SamplingParams(
             stop=stop,
             max_tokens=self._room(model_input.length, max_tokens),
@@ -103,7 +98,7 @@ class SeededCompleter(TokenCompleter):
         )
         self.num_calls += 1
         async with asyncio.timeout(self.sampling.timeout_s):
-            response = await sample(self._speaking(), model_input, params)
+            response = await sample(speaking, model_input, params)
         sequence = response.sequences[0]
         if sequence.logprobs is None:
             raise ValueError(
@@ -114,15 +109,6 @@ class SeededCompleter(TokenCompleter):
         return TokensWithLogprobs(
             tokens=sequence.tokens, maybe_logprobs=sequence.logprobs, stop_reason=sequence.stop_reason
         )
-
-    def _speaking(self) -> SamplingClient:
-        if self.speaker is None:
-            return self.sampler
-        if not isinstance(self.sampler, Team):
-            raise TypeError(
-                f"the conversation has a turn of the policy {self.speaker!r}, and there is one alone"
-            )
-        return self.sampler.member(self.speaker, self.group_seed)
 
     def _room(self, prompt_length: int, max_tokens: int | None) -> int:
         room, window = self.sampling.max_tokens, self.sampling.context_window

@@ -31,10 +31,8 @@ def name_contexts(samples_N: Sequence[TrainedSample]) -> list[str]:
     Two samples of one prompt and strategy have the same name if and only if they were sampled in the same context.
     """
     known: dict[tuple[Hashable, str], dict[Hashable, int]] = {}
-    keys: list[Hashable] = []
-    for sample in samples_N:
-        key = tuple(context_key(turn.sampled_in) for turn in sample.turns_K)
-        keys.append(key)
+    keys = [tuple(context_key(turn.sampled_in) for turn in sample.turns_K) for sample in samples_N]
+    for sample, key in zip(samples_N, keys, strict=True):
         places = known.setdefault((sample.prompt, sample.strategy), {})
         places.setdefault(key, len(places))
     names: list[str] = []
@@ -103,12 +101,10 @@ def spread(kinds: Sequence[Hashable], count: int) -> list[int]:
 def sampled_data(sample: TrainedSample, trajectory: Trajectory) -> list[tinker.Datum]:
     """The trained tokens of a sample as they were sampled: with the sampler's logprobs, behind the sampling context."""
     transitions = [trajectory.transitions[turn.turn] for turn in sample.turns_K]
-    weights_K: list[list[float]] = []
-    for turn, transition in zip(sample.turns_K, transitions, strict=True):
-        length = len(transition.ac.tokens)
-        kept, end = (turn.weights[:-1], turn.weights[-1:]) if turn.has_gap else (turn.weights, ())
-        gap = length - turn.first - len(kept) - len(end)
-        weights_K.append([0.0] * turn.first + [*kept] + [0.0] * gap + [*end])
+    weights_K = [[0.0] * len(transition.ac.tokens) for transition in transitions]
+    for turn, weights_T in zip(sample.turns_K, weights_K, strict=True):
+        for place, weight in zip(turn.places, turn.weights, strict=True):
+            weights_T[place] = weight
     return trajectory_to_data(replace(trajectory, transitions=transitions), weights_K)
 
 

@@ -225,7 +225,8 @@ def make_service(
         keep_keys_at_home()
         if config.base_url is None:
             if key := os.environ.get(KEY_VARIABLE):  # else the SDK says that there is none
-                check_address(_hosted_address(key), is_hosted=True)
+                hosted: Any = import_module("tinker._client").AsyncTinker(api_key=key)
+                check_address(str(hosted.base_url), is_hosted=True)
             return awaitable_service(tinker.ServiceClient())
         check_address(config.base_url)
         check_version(config.base_url)
@@ -305,11 +306,6 @@ class _BlockingService(_Awaitable):
             await self._client.close(status)
         else:
             self._client.holder.close()
-
-
-def _hosted_address(key: str) -> str:
-    """The address of hosted Tinker."""
-    return str(import_module("tinker._client").AsyncTinker(api_key=key).base_url)
 
 
 def _header_options(headers: dict[str, str]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ What could not be counted is left out. Lengths are in characters.
 
 import math
 import statistics
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
@@ -46,26 +46,15 @@ from viva.judging.records import ComparisonRecord, ConversationRecord
 _TextVote: TypeAlias = tuple[str, str, float]
 """Two solutions and the share of a vote for the first: 1, or 0.5 for a tie."""
 
-SIGNS = (
-    "answer_votes",
-    "against_majority",
-    "mutual_votes",
-    "against_initial_judge",
-    "order_flips",
-    "length_votes",
-    "length_pay",
-    "ties",
-    "invalid",
-)
-"""Means over a step; two more are of all final solutions together."""
-
 
 def signs(records: Iterable[ConversationRecord]) -> dict[str, float]:
     """Figures of one step's conversations; those without anything to count are left out."""
-    known = list(records)
-    counted: dict[str, list[float]] = {name: [] for name in SIGNS}
-    for record in known:
+    counted: dict[str, list[float]] = defaultdict(list)
+    solutions: list[str] = []
+    for record in records:
         conversation = record.conversation()
+        final = conversation.final_solutions
+        solutions += final.values()
         votes: list[_TextVote] = []
         for segment, ballots in ballots_by_segment(conversation).items():
             answers = [
@@ -79,16 +68,14 @@ def signs(records: Iterable[ConversationRecord]) -> dict[str, float]:
                 counted["order_flips"] += pair_flips(label_comparisons(answer))
         votes += _count_comparisons(counted, record.comparisons, conversation)
         counted["against_initial_judge"] += _against_initial_judge(
-            votes, record.initial_judge_comparisons, conversation.final_solutions
+            votes, record.initial_judge_comparisons, final
         )
-        lengths = {agent_id: float(len(text)) for agent_id, text in conversation.final_solutions.items()}
+        lengths = {agent_id: float(len(text)) for agent_id, text in final.items()}
         pay = {agent_id: reward for agent_id, reward in record.rewards.items() if agent_id in lengths}
         if len(pay) > 1 and (found := rank_correlation(pay, lengths)) is not None:
             counted["length_pay"].append(found)
     means = {f"sign/{name}": statistics.fmean(values) for name, values in counted.items() if values}
-    return means | _entropies(
-        [text for record in known for text in record.conversation().final_solutions.values()]
-    )
+    return means | _entropies(solutions)
 
 
 def texts_before(conversation: Conversation, segment: str) -> dict[Item, str]:

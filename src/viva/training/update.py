@@ -11,13 +11,14 @@ import math
 from collections import defaultdict
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import compress, pairwise
 
 import numpy as np
 import tinker
 
 from viva.engine.adam import check_adam
 from viva.sdk import TrainingClient, takes_mask, takes_temperature
+from viva.training.data_processing import ScoredDatum
 from viva.training.metrics import logprob_metrics, mean_by_key
 from viva.training.remote import EngineError
 
@@ -80,16 +81,6 @@ class UpdateConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SamplerCheck:
-    """Sampled tokens as the trainer finds them: behind the context and at the temperature they were sampled at."""
-
-    data_D: Sequence[tinker.Datum] = ()
-    """Datums with the sampler's own logprobs."""
-    logprobs_D: Sequence[tinker.TensorData] = ()
-    """The trainer's."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateResult:
     """The logprobs and metrics of an update."""
 
@@ -141,7 +132,7 @@ async def trainer_logprobs(
 
 async def check_sampler(
     client: TrainingClient, data_D: Sequence[tinker.Datum], *, temperature: float
-) -> SamplerCheck:
+) -> list[ScoredDatum]:
     """Score sampled tokens before an update; nothing where an engine cannot score at the temperature of the samples.
 
     The datums have the contexts and the logprobs of the sampler. Greedy samples (temperature 0) have the logprobs of
@@ -149,10 +140,8 @@ async def check_sampler(
     """
     scored_at = temperature or 1.0
     if scored_at != 1 and not takes_temperature(client):
-        return SamplerCheck()
-    return SamplerCheck(
-        data_D=data_D, logprobs_D=await trainer_logprobs(client, data_D, temperature=scored_at)
-    )
+        return []
+    return [*zip(data_D, await trainer_logprobs(client, data_D, temperature=scored_at), strict=True)]
 
 
 async def _anchored(
@@ -181,7 +170,7 @@ async def update_policy(
     config: UpdateConfig,
     *,
     foreign_D: Sequence[bool] | None = None,
-    check: SamplerCheck | None = None,
+    check: Sequence[ScoredDatum] = (),
     sent: Sequence[Awaitable[tinker.ForwardBackwardOutput]] | None = None,
 ) -> UpdateResult:
     """``forward_backward`` and ``optim_step`` for every minibatch.
@@ -190,8 +179,8 @@ async def update_policy(
     step.
 
     The logprobs of ``foreign_D`` are not those of what is trained (another context, another temperature, or the
-    trainer's own): metrics of drift and entropy leave them out, and have ``check`` instead. ``sent`` are requests with
-    all of the datums, in order, that were sent before, for a single substep.
+    trainer's own): metrics of drift and entropy leave them out, and have ``check`` instead, see `check_sampler`.
+    ``sent`` are requests with all of the datums, in order, that were sent before, for a single substep.
 
     Raises:
         FloatingPointError: If a number of the data or of the engine's answers is not finite.
@@ -204,7 +193,7 @@ async def update_policy(
         "optim/steps": 0,
     }
     if not data_D:
-        checked = _drift((), (), (), check)
+        checked = logprob_metrics(check)
         _check_gap(checked, config.max_logprob_gap)
         return UpdateResult(logprobs_D=(), metrics=metrics | checked)
     pending: list[
@@ -231,14 +220,13 @@ async def update_policy(
         "optim/steps": len(pending),
         "optim/tokens": sum(datum.model_input.length for datum in data_D),
     }
-    own = [place for place in range(len(data_D)) if foreign_D is None or not foreign_D[place]]
-    drift = _drift(data_D, logprobs_D, own, check)
-    _drift(data_D, logprobs_D, sorted({*range(len(data_D))} - {*own}))  # they must be numbers, too
-    metrics |= drift | _engine_metrics(outputs, responses)
-    before_any_step = _drift(
-        data_D, logprobs_D, [place for place in own if place < len(minibatches[0])], check
-    )
-    _check_gap(before_any_step, config.max_logprob_gap)
+    scored_D = [*zip(data_D, logprobs_D, strict=True)]
+    is_own_D = [True] * len(data_D) if foreign_D is None else [not foreign for foreign in foreign_D]
+    metrics |= logprob_metrics([*compress(scored_D, is_own_D), *check])
+    logprob_metrics(scored_D)  # those of the others must be numbers, too
+    metrics |= _engine_metrics(outputs, responses)
+    before_any_step = [*compress(scored_D[: len(minibatches[0])], is_own_D), *check]
+    _check_gap(logprob_metrics(before_any_step), config.max_logprob_gap)
     return UpdateResult(logprobs_D=logprobs_D, metrics=metrics)
 
 
@@ -280,19 +268,6 @@ def _check_data(data_D: Sequence[tinker.Datum]) -> None:
                     f"{name} of datum {place} must be finite numbers; got {values[wrong[0]]} for token {wrong[0]}. "
                     "Look at the rewards and at the sampler's logprobs."
                 )
-
-
-def _drift(
-    data_D: Sequence[tinker.Datum],
-    logprobs_D: Sequence[tinker.TensorData],
-    places: Sequence[int],
-    check: SamplerCheck | None = None,
-) -> dict[str, float]:
-    checked = SamplerCheck() if check is None else check
-    return logprob_metrics(
-        [*(data_D[place] for place in places), *checked.data_D],
-        [*(logprobs_D[place] for place in places), *checked.logprobs_D],
-    )
 
 
 def _check_gap(drift: Mapping[str, float], allowed: float | None) -> None:
