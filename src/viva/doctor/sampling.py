@@ -3,7 +3,7 @@
 Legend: ``_T`` tokens of a sequence.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -233,19 +233,19 @@ async def _readable(bench: Bench) -> tuple[dict[str, Any], list[int]]:
     raise ValueError("the model says nothing that is text, so there is nothing to stop at")
 
 
-SAMPLING: tuple[Probe, ...] = (
-    Probe(name="samples", ask=_samples),
-    Probe(name="sampler and trainer agree", ask=_agreement),
-    Probe(name="new samplers follow", ask=_followers),
-    Probe(name="old samplers stay", ask=_snapshots),
-    Probe(name="prompt logprobs", ask=_prompts),
-    Probe(name="last logprob of prompts", ask=_prompt_end),
-    Probe(name="top-k of samples", ask=_topk_samples),
-    Probe(name="top-k of prompts", ask=_topk_prompts),
-    Probe(name="seeds", ask=_seeds),
-    Probe(name="greedy samples", ask=_greedy),
-    Probe(name="temperature in logprobs", ask=_temperature),
-    Probe(name="stop tokens", ask=_stop_tokens),
-    Probe(name="stop strings", ask=_stop_strings),
-)
-"""In the order in which they are asked."""
+SAMPLING: Mapping[str, Probe] = {
+    "samples": _samples,
+    "sampler and trainer agree": _agreement,
+    "new samplers follow": _followers,
+    "old samplers stay": _snapshots,
+    "prompt logprobs": _prompts,
+    "last logprob of prompts": _prompt_end,
+    "top-k of samples": _topk_samples,
+    "top-k of prompts": _topk_prompts,
+    "seeds": _seeds,
+    "greedy samples": _greedy,
+    "temperature in logprobs": _temperature,
+    "stop tokens": _stop_tokens,
+    "stop strings": _stop_strings,
+}
+"""By name, in the order in which they are asked."""
