@@ -21,7 +21,7 @@ from viva.run.checkpoints import member_state
 from viva.sdk import TrainingClient, settled
 from viva.training.console import Begin
 from viva.training.followers import NEVER, FixedMember, FrozenMember, PastSelves
-from viva.training.loop import Evaluator, Reporting
+from viva.training.loop import Evaluator
 from viva.training.members import Members
 from viva.training.sampling import member_of
 from viva.training.service import EngineConfig
@@ -207,11 +207,7 @@ class MemberEvaluator:
     inner: Evaluator
     name: str
 
-    def reporting(self, begin: Begin) -> MemberEvaluator:
-        """The same evaluator with a place to report to."""
-        return replace(self, inner=self.inner.reporting(begin)) if isinstance(self.inner, Reporting) else self
-
-    async def __call__(self, sampler: SamplingClient, step: int) -> Mapping[str, float]:
+    async def __call__(self, sampler: SamplingClient, step: int, begin: Begin) -> Mapping[str, float]:
         """Metrics with the member's name."""
-        metrics = await self.inner(member_of(sampler, self.name), step)
+        metrics = await self.inner(member_of(sampler, self.name), step, begin)
         return {f"{self.name}/{key}": value for key, value in metrics.items()}

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Protocol, TypeAlias
 
 from tinker_cookbook.rl.types import RLDataset
 
@@ -57,17 +57,8 @@ class AllGroupsFailedError(RuntimeError):
 class Evaluator(Protocol):
     """Measures a snapshot of the policy."""
 
-    async def __call__(self, sampler: SamplingClient, step: int) -> Mapping[str, float]:
-        """Metrics, with names that start with ``test/``."""
-        ...
-
-
-@runtime_checkable
-class Reporting(Protocol):
-    """An evaluator that can report its progress."""
-
-    def reporting(self, begin: Begin) -> Evaluator:
-        """The same evaluator with a place to report to."""
+    async def __call__(self, sampler: SamplingClient, step: int, begin: Begin) -> Mapping[str, float]:
+        """Metrics, with names that start with ``test/``; progress may be reported to what `begin` returns."""
         ...
 
 
@@ -381,8 +372,7 @@ async def _evaluate(
         for follower in run.followers:
             follower.follow(sampler, step)
         for each in run.evaluators:
-            evaluator = each.reporting(console.evaluating) if isinstance(each, Reporting) else each
-            metrics |= await evaluator(sampler, step)
+            metrics |= await each(sampler, step, console.evaluating)
         console.evaluated()
     return metrics
 
