@@ -50,10 +50,7 @@ def _block_cost(start: float, tokens: float) -> Cost:
 
 def rows_cost(paths: Iterable[Blocks]) -> Cost:
     """Every sequence by itself."""
-    cost = Cost()
-    for path in paths:
-        cost += _block_cost(0.0, sum(block.tokens for block in path))
-    return cost
+    return sum((_block_cost(0.0, sum(block.tokens for block in path)) for path in paths), Cost())
 
 
 @dataclass(slots=True)
@@ -242,16 +239,16 @@ def count_step(calls: Sequence[Call], num_groups: int, *, checked: Sequence[Trai
     outside = [call for call in calls if call.role == "outside"]
     trained = [call.trained for call in calls if call.trained is not None]
     scored = [passed for call in calls for passed in call.scored]
-    decoded = Cost()
-    for call in (*agents, *judges):
-        decoded += _block_cost(sum(block.tokens for block in call.prompt), call.reply)
+    decoded = [
+        _block_cost(sum(block.tokens for block in call.prompt), call.reply) for call in (*agents, *judges)
+    ]
     return Counts(
         num_groups=num_groups,
         num_calls=len(agents) * num_groups,
         num_judge_calls=len(judges) * num_groups,
         sampled=sum(call.reply for call in agents) * num_groups,
         judged=sum(call.reply for call in judges) * num_groups,
-        decoded=decoded.times(num_groups),
+        decoded=sum(decoded, Cost()).times(num_groups),
         prompts=_passes([call.prompt for call in agents], num_groups),
         judge_prompts=_passes([call.prompt for call in judges], num_groups),
         num_outside_calls=len(outside) * num_groups,
