@@ -151,9 +151,6 @@ _GROUPS = (
 _NESTED = ("test/conversation", "test/judged")
 """Prefixes under which a whole set of metrics stands again: a section of its own."""
 
-_SECTIONS = {"rank_correlation": "truth", "reward_truth_gap": "truth"}
-"""Sections other than the prefix of the name; without a prefix, it is "run"."""
-
 _JOINT_CHARTS: dict[str, tuple[str, str]] = {
     "correct/best": ("right answers in the first and the last round", "last, of the highest score"),
     "correct/final": ("right answers in the first and the last round", "last"),
@@ -170,6 +167,7 @@ _JOINT_CHARTS: dict[str, tuple[str, str]] = {
 """Metrics of one scale that say more in one chart: metric -> (chart, curve)."""
 
 _SERIES: tuple[tuple[re.Pattern[str], str, str, str], ...] = (
+    (re.compile(r"(rank_correlation|reward_truth_gap)"), "truth", r"\1", r"\1"),
     (re.compile(r"agent_(\d+)/(.+)"), "agents", r"\2", r"agent \1"),
     (re.compile(r"flip/(right|wrong)_to_(right|wrong)"), "truth", "what revising does", r"\1 to \2"),
     (re.compile(r"parse/(ok|repaired|unstructured)"), "parse", "how replies were read", r"\1"),
@@ -263,12 +261,11 @@ def _place(key: str) -> tuple[str, str, str]:
             return outer, f"{section}/{chart}", name
     section, _, rest = key.partition("/")
     if key in _JOINT_CHARTS:
-        return _SECTIONS.get(key, section), *_JOINT_CHARTS[key]
+        return section, *_JOINT_CHARTS[key]
     for pattern, family, chart, name in _SERIES:
-        found = pattern.fullmatch(key)
-        if found:
+        if found := pattern.fullmatch(key):
             return family, found.expand(chart), found.expand(name)
-    return (section, rest, rest) if rest else (_SECTIONS.get(key, "run"), key, key)
+    return (section, rest, rest) if rest else ("run", key, key)
 
 
 def _section_order(title: str) -> tuple[int, str]:

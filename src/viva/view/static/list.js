@@ -85,7 +85,6 @@ export class Filtered {
 
   async build() {
     const answer = await ask(this.name, this.parameters());
-    this.root.dataset.title = this.name;
     this.body = h("div", { class: "rows" });
     this.bar = filterBar(this.filters, answer.facets, this.runs, (name, value) => this.changed(name, value));
     replace(this.root, h("h2", { class: "quiet" }, this.title), this.bar, this.body);
