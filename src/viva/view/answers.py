@@ -9,7 +9,7 @@ from pathlib import Path
 from viva.judging.records import Transcript
 from viva.run.secrets import printable
 from viva.view.conversation import conversation_payload, text_at, token_payload
-from viva.view.entries import Entry, Query, facets, page_of, select
+from viva.view.entries import Entry, Query, count_strategies, page_of, select
 from viva.view.files import Row, read_evaluations
 from viva.view.judgement import JudgeCounts, sum_counts
 from viva.view.run_index import RunIndex
@@ -55,7 +55,7 @@ def _page(run: RunIndex, found: Sequence[Entry], page: int, size: int) -> dict[s
         "page": page,
         "size": size,
         "rows": rows_of(run, page_of(found, page, size)),
-        "facets": facets(run.entries.values()),
+        "strategies": count_strategies(run.entries.values()),
     }
 
 
