@@ -132,9 +132,7 @@ _OPEN_SECTIONS = (
     "parse",
     "agents",
 )
-"""Sections shown unfolded, in this order; all others follow in the order of their names, folded."""
-
-_LAST_SECTION = "time"
+"""Sections shown unfolded."""
 
 _GROUPS = (
     (
@@ -230,7 +228,7 @@ def curve_points(run: RunIndex, keys: Sequence[str]) -> dict[str, object]:
 
 
 def chart_places(keys: Iterable[str]) -> dict[str, dict[str, list[tuple[str, str]]]]:
-    """Metrics by the section and chart that draw them, in order, each with the name of its curve.
+    """Metrics by the section and chart that draw them, in order of names, each with the name of its curve.
 
     Those that are the band of another metric are left out.
     """
@@ -241,7 +239,7 @@ def chart_places(keys: Iterable[str]) -> dict[str, dict[str, list[tuple[str, str
             continue
         section, chart, name = _place(key)
         grouped.setdefault(section, {}).setdefault(chart, []).append((key, name))
-    return {title: grouped[title] for title in sorted(grouped, key=_section_order)}
+    return dict(sorted(grouped.items()))
 
 
 def group_titles(titles: Iterable[str]) -> list[tuple[str, list[str]]]:
@@ -266,12 +264,6 @@ def _place(key: str) -> tuple[str, str, str]:
         if found := pattern.fullmatch(key):
             return family, found.expand(chart), found.expand(name)
     return (section, rest, rest) if rest else ("run", key, key)
-
-
-def _section_order(title: str) -> tuple[int, str]:
-    if title in _OPEN_SECTIONS:
-        return _OPEN_SECTIONS.index(title), title
-    return len(_OPEN_SECTIONS) + (title == _LAST_SECTION), title
 
 
 def _natural(key: str) -> list[tuple[int, int, str]]:
