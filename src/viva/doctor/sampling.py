@@ -16,6 +16,7 @@ from viva.judging.judge import SamplingClient, accepts, sample
 _TOP_K = 5
 _NUM_SAMPLES = 4
 _UNREADABLE = "\ufffd"
+_ONE_TOKEN = tinker.SamplingParams(max_tokens=1, temperature=1.0, seed=1)
 
 
 def _logprobs(sequence: tinker.SampledSequence) -> Array:
@@ -87,8 +88,7 @@ async def _prompt_logprobs(bench: Bench, client: SamplingClient) -> Array:
 
 
 async def _reported_of_prompt(client: SamplingClient, prompt: tinker.ModelInput) -> list[float | None]:
-    params = tinker.SamplingParams(max_tokens=1, seed=1)
-    response = await sample(client, prompt, params, include_prompt_logprobs=True)
+    response = await sample(client, prompt, _ONE_TOKEN, include_prompt_logprobs=True)
     return list(response.prompt_logprobs or [])
 
 
@@ -136,18 +136,16 @@ async def _topk_samples(bench: Bench) -> str:
     client = await bench.sampler()
     if not accepts(client.sample, "topk_sample_logprobs"):
         raise ValueError(f"tinker {tinker.__version__} cannot ask for them")
-    params = tinker.SamplingParams(max_tokens=1, temperature=1.0, seed=1)
-    response = await sample(client, bench.prompt, params, topk_sample_logprobs=_TOP_K)
+    response = await sample(client, bench.prompt, _ONE_TOKEN, topk_sample_logprobs=_TOP_K)
     rows = cast(Any, response.sequences[0]).topk_logprobs
     return await _check_row(bench, rows[0] if rows else None)
 
 
 async def _topk_prompts(bench: Bench) -> str:
-    params = tinker.SamplingParams(max_tokens=1, temperature=1.0, seed=1)
     # what could stand in the place of a token that is added to the prompt
     longer = bench.prompt.append_int(bench.tokens[0])
     response = await sample(
-        await bench.sampler(), longer, params, include_prompt_logprobs=True, topk_prompt_logprobs=_TOP_K
+        await bench.sampler(), longer, _ONE_TOKEN, include_prompt_logprobs=True, topk_prompt_logprobs=_TOP_K
     )
     rows = response.topk_prompt_logprobs
     return await _check_row(bench, rows[-1] if rows else None)
