@@ -117,7 +117,6 @@ class DirectEvaluator:
         self, sampler: SamplingClient, step: int, begin: Begin = unseen
     ) -> Mapping[str, float]:
         """Ask all questions; metrics ``test/direct_*``, see `DirectAnswers.metrics`."""
-        del step  # seeds are the same at every step
         return (await self.measure(sampler, begin)).metrics()
 
     async def measure(self, sampler: SamplingClient, begin: Begin = unseen) -> "DirectAnswers":

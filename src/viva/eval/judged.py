@@ -334,7 +334,6 @@ class WinRateEvaluator:
         self, sampler: SamplingClient, step: int, begin: Begin = unseen
     ) -> Mapping[str, float]:
         """``test/judged/...``: the figures of `judged_figures`, the win rate's standard error, and the tokens spent."""
-        del step  # seeds are the same at every step
         costs = Costs()
         if not self._before:  # not in the cost: a run that is resumed does it once more
             self._before.extend(await self._ask(self.start.current(), begin))
