@@ -80,10 +80,10 @@ class Greedy:
     evaluator: Any
     steps: Sequence[int]
 
-    async def __call__(self, sampler: Any, step: int) -> Mapping[str, float]:
+    async def __call__(self, sampler: Any, step: int, begin: Any) -> Mapping[str, float]:
         if step not in self.steps:
             return {}
-        found = await self.evaluator(sampler, step)
+        found = await self.evaluator(sampler, step, begin)
         return {"test/greedy_accuracy": found["test/direct_accuracy"]}
 
 

@@ -101,7 +101,7 @@ class StyleEvaluator:
     evaluator: object
     counter: StyleCounter = field(default_factory=StyleCounter)
 
-    async def __call__(self, sampler, step: int) -> dict[str, float]:
+    async def __call__(self, sampler, step: int, begin) -> dict[str, float]:
         import tinker
 
         from viva.conversation.rendering import build_prompt, direct_messages
@@ -109,7 +109,7 @@ class StyleEvaluator:
         self.counter.count = 0
         direct = self.evaluator.direct
         direct = replace(direct, check=replace(direct.check, is_right=self.counter))
-        metrics = dict(await replace(self.evaluator, direct=direct)(sampler, step))
+        metrics = dict(await replace(self.evaluator, direct=direct)(sampler, step, begin))
         renderer = direct.renderer
         style = renderer.tokenizer.encode(STYLE, add_special_tokens=False)
         prompts = [

@@ -4,11 +4,9 @@ import broken_engines as broken
 import pytest
 from broken_engines import UNHEARD, bench, with_sampler
 
-from viva.doctor.bench import Finding, Probe
+from viva.doctor.bench import Finding
 from viva.doctor.examination import FEATURES, PROBES, barred, check_engine, examine, put
 from viva.engine import LocalServiceClient
-
-BY_NAME = {probe.name: probe for probe in PROBES}
 
 
 @pytest.fixture
@@ -68,7 +66,7 @@ BROKEN = [
 async def test_a_probe_catches_its_broken_engine(service, model, trainer_class, name, complaint):
     if name in UNHEARD:
         pytest.skip("this SDK has no place for them")
-    finding = await put(BY_NAME[name], bench(service, model, trainer_class))
+    finding = await put(name, PROBES[name], bench(service, model, trainer_class))
     assert finding.answer == "wrong"
     assert complaint in finding.detail
 
@@ -85,24 +83,26 @@ BROKEN_SERVICES = [
 async def test_a_probe_catches_its_broken_service(service, model, service_class, name, complaint):
     unsound = service_class(service)
     unsound.model = model
-    finding = await put(BY_NAME[name], bench(unsound, model))
+    finding = await put(name, PROBES[name], bench(unsound, model))
     assert finding.answer == "wrong"
     assert complaint in finding.detail
 
 
 def test_every_probe_has_a_broken_engine():
-    assert {name for _, name, _ in [*BROKEN, *BROKEN_SERVICES]} == set(BY_NAME)
+    assert {name for _, name, _ in [*BROKEN, *BROKEN_SERVICES]} == set(PROBES)
 
 
 async def test_samples_that_are_all_the_same_are_caught(service, model):
-    finding = await put(BY_NAME["seeds"], bench(service, model, with_sampler(broken.Parrot)))
+    finding = await put("seeds", PROBES["seeds"], bench(service, model, with_sampler(broken.Parrot)))
     assert finding.answer == "wrong"
 
 
 async def test_what_an_engine_refuses_or_never_answers_is_a_no(service, model):
-    refused = await put(BY_NAME["value of ppo"], bench(service, model, broken.Refuses))
+    refused = await put("value of ppo", PROBES["value of ppo"], bench(service, model, broken.Refuses))
     assert (refused.answer, refused.detail) == ("no", "ValueError: unknown loss ppo")
-    silent = await put(BY_NAME["value of ppo"], bench(service, model, broken.Hangs), timeout_s=0.05)
+    silent = await put(
+        "value of ppo", PROBES["value of ppo"], bench(service, model, broken.Hangs), timeout_s=0.05
+    )
     assert (silent.answer, silent.detail) == ("no", "no answer within 0.05 s")
 
 
@@ -119,27 +119,31 @@ async def test_an_error_of_an_engine_is_told_without_the_key(service, model, mon
     async def ask(bench):
         raise ConnectionError("http://me:hunter22@s does not know tml-abcdefgh")
 
-    finding = await put(Probe(name="odd", ask=ask), bench(service, model))
+    finding = await put("odd", ask, bench(service, model))
     assert finding.detail == "ConnectionError: http://***@s does not know ***"
 
 
 async def test_a_judge_that_asks_once_per_label_needs_only_the_end_of_a_prompt(service, model):
     engine = bench(service, model, with_sampler(broken.NoFirstPlace))
-    found = [await put(BY_NAME[name], engine) for name in ("prompt logprobs", "last logprob of prompts")]
+    found = [await put(name, PROBES[name], engine) for name in ("prompt logprobs", "last logprob of prompts")]
     assert [finding.answer for finding in found] == ["wrong", "yes"]
-    judge = next(feature for feature in FEATURES if feature.name == "judge_mode=logprob, reward=rubric")
+    judge = FEATURES["judge_mode=logprob, reward=rubric"]
     assert barred(judge, found) == []
 
 
 async def test_snapshots_are_recognised_where_the_prompts_first_place_is_missing(service, model):
     finding = await put(
-        BY_NAME["old samplers stay"], bench(service, model, with_sampler(broken.NoFirstPlace))
+        "old samplers stay",
+        PROBES["old samplers stay"],
+        bench(service, model, with_sampler(broken.NoFirstPlace)),
     )
     assert finding.answer == "yes"
 
 
 async def test_losses_told_for_every_token_are_as_good_as_their_sum(service, model):
-    finding = await put(BY_NAME["value of dro"], bench(service, model, broken.TellsLossesOfTokens))
+    finding = await put(
+        "value of dro", PROBES["value of dro"], bench(service, model, broken.TellsLossesOfTokens)
+    )
     assert finding.answer == "yes"
 
 
@@ -148,7 +152,7 @@ async def test_a_bug_of_the_probe_itself_is_not_blamed_on_the_engine(service, mo
         raise AssertionError("mine")
 
     with pytest.raises(AssertionError, match="mine"):
-        await put(Probe(name="odd", ask=ask), bench(service, model))
+        await put("odd", ask, bench(service, model))
 
 
 async def test_a_run_is_refused_with_every_reason(service, model):
@@ -210,9 +214,9 @@ async def test_the_check_of_a_run_changes_nothing(service, model):
 
 
 def test_features_need_probes_that_exist_and_one_of_each_choice():
-    needed = {name for feature in FEATURES for names in feature.needs for name in names}
-    assert needed <= set(BY_NAME)
-    judge = next(feature for feature in FEATURES if feature.name == "judge_mode=logprob, reward=rubric")
+    needed = {name for needs in FEATURES.values() for names in needs for name in names}
+    assert needed <= set(PROBES)
+    judge = FEATURES["judge_mode=logprob, reward=rubric"]
     found = [
         Finding(name="top-k of samples", answer="no", detail=""),
         Finding(name="top-k of prompts", answer="yes", detail=""),
@@ -224,5 +228,6 @@ def test_features_need_probes_that_exist_and_one_of_each_choice():
 
 
 async def test_every_probe_is_put_once_and_in_order(service, model):
-    findings = [finding async for finding in examine(bench(service, model), PROBES[:3])]
-    assert [finding.name for finding in findings] == [probe.name for probe in PROBES[:3]]
+    first = dict(list(PROBES.items())[:3])
+    findings = [finding async for finding in examine(bench(service, model), first)]
+    assert [finding.name for finding in findings] == list(first)

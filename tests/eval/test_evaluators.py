@@ -253,7 +253,7 @@ async def test_answers_are_judged_against_those_before_training(renderer):
         [],
     )
     asked_before = len(long.seeds)
-    after = await evaluate.reporting(evaluate.begin)(later, 5)
+    after = await evaluate(later, 5)
     assert len(long.seeds) == asked_before, "answers before training are sampled once"
     assert later.seeds == long.seeds[:4], "both policies answer with the same seeds"
     assert after["test/judged/win_rate"] == 0.5

@@ -190,7 +190,7 @@ def test_shuffled_rewards_know_nothing():
 
 
 def test_the_correlation_counts_groups_without_a_difference_against_it():
-    mixed, alike = (2.0, 2.0, 2.0), (0.0, 2.0, 0.0)
+    mixed, alike = ([True, False], [1.0, 0.0]), ([True, True], [1.0, 0.0])
     assert correlation([mixed], resamples=100, seed=0).value == 1.0
     assert correlation([mixed, alike], resamples=100, seed=0).value == pytest.approx(0.5**0.5)
     assert correlation([alike], resamples=100, seed=0) == Figure(

@@ -34,7 +34,7 @@ def make_run(folder: Path, *, num_steps=6, group_class=CountGroup, behavior="res
     )
 
 
-async def good_share(sampler, step):
+async def good_share(sampler, step, begin):
     return {"test/good": float(sampler.logprobs[GOOD])}
 
 

@@ -21,6 +21,7 @@ from viva.recipes.doctor import DoctorOptions
 from viva.training.remote import watched
 
 PAGE = page("doctor.md")
+FIRST = next(iter(PROBES))
 
 
 @pytest.fixture(scope="module")
@@ -34,27 +35,27 @@ def test_the_local_engine_does_everything(model, tmp_path, capsys) -> None:
     first, *lines = capsys.readouterr().out.splitlines()
     assert f"tinker {metadata.version('tinker')}" in first
     found = [re.split(r"\s{2,}", line) for line in lines]
-    assert [row[:2] for row in found[: len(PROBES)]] == [[probe.name, "yes"] for probe in PROBES]
-    assert found[len(PROBES) + 2 : -2] == [[feature.name, "yes"] for feature in FEATURES]
+    assert [row[:2] for row in found[: len(PROBES)]] == [[name, "yes"] for name in PROBES]
+    assert found[len(PROBES) + 2 : -2] == [[name, "yes"] for name in FEATURES]
     record = json.loads((tmp_path / "found.json").read_text())
     assert record["conformant"]
     assert [each["answer"] for each in record["findings"]] == ["yes"] * len(PROBES)
-    assert record["features"] == [{"name": feature.name, "missing": []} for feature in FEATURES]
+    assert record["features"] == [{"name": name, "missing": []} for name in FEATURES]
     written = (tmp_path / "found.md").read_text()
     assert written.startswith(f"# local: {len(PROBES)} of {len(PROBES)} answers are yes\n")
-    assert all(f"| {name} | yes |" in written for name in (PROBES[0].name, FEATURES[0].name))
+    assert all(f"| {name} | yes |" in written for name in (FIRST, next(iter(FEATURES))))
 
 
 def test_a_report_tells_what_is_missing_and_shows_a_servers_text_as_text() -> None:
-    findings = [Finding(name=each.name, answer="yes", detail="") for each in PROBES]
-    findings[0] = Finding(name=PROBES[0].name, answer="no", detail="| <b>no</b>\n# [x](javascript:0)")
+    findings = [Finding(name=name, answer="yes", detail="") for name in PROBES]
+    findings[0] = Finding(name=FIRST, answer="no", detail="| <b>no</b>\n# [x](javascript:0)")
     report = Report(
         engine="the server at x", server="<i>", model="m", settings={"lora_rank": 4}, findings=findings
     )
     assert not report.record()["conformant"]
-    assert any(each["missing"] == [f"{PROBES[0].name}: no"] for each in report.record()["features"])
-    row = next(line for line in report.page().splitlines() if line.startswith(f"| {PROBES[0].name} |"))
-    assert row == f"| {PROBES[0].name} | **no** | \\| \\<b\\>no\\</b\\> # \\[x\\](javascript:0) |"
+    assert any(each["missing"] == [f"{FIRST}: no"] for each in report.record()["features"])
+    row = next(line for line in report.page().splitlines() if line.startswith(f"| {FIRST} |"))
+    assert row == f"| {FIRST} | **no** | \\| \\<b\\>no\\</b\\> # \\[x\\](javascript:0) |"
     assert "server: \\<i\\>;" in report.page()
 
 
@@ -120,4 +121,4 @@ def test_every_option_and_probe_is_documented() -> None:
     }
     named = [name for table in tables(PAGE, "probe") for row in table for name in codes(row[0])]
     losses = {name.replace("<loss>", loss) for name in named for loss in FORMULAS if "<loss>" in name}
-    assert losses | {name for name in named if "<loss>" not in name} == {probe.name for probe in PROBES}
+    assert losses | {name for name in named if "<loss>" not in name} == set(PROBES)

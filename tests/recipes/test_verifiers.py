@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import viva
-from viva.recipes.programs import train_recipe
 from viva.recipes.environment import command_of
+from viva.recipes.programs import train_recipe
 from viva.serve import agents
 
 EPISODE = """

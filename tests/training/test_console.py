@@ -249,19 +249,12 @@ def test_the_next_evaluation_knows_how_much_the_last_one_took():
 async def test_the_evaluators_of_a_run_tell_the_console_how_far_they_are(tmp_path):
     told = []
 
-    class Counting:
-        begin = None
+    async def count(sampler, step, begin):
+        progress = begin("test questions", 3, "questions")
+        progress.on_group(None)
+        told.append((step, progress.num_groups, progress.num_done))
+        return {"test/x": 1.0}
 
-        def reporting(self, begin):
-            self.begin = begin
-            return self
-
-        async def __call__(self, sampler, step):
-            progress = self.begin("test questions", 3, "questions")
-            progress.on_group(None)
-            told.append((step, progress.num_groups, progress.num_done))
-            return {"test/x": 1.0}
-
-    await train(replace(make_run(tmp_path), evaluators=[Counting()]))
+    await train(replace(make_run(tmp_path), evaluators=[count]))
     assert {(count, done) for _, count, done in told} == {(3, 1)}
     assert told[0][0] == 0

@@ -149,10 +149,13 @@ async def test_runs_of_one_name_are_told_apart_by_the_folders_above(
         assert [run["name"] for run in await read_all(made)] == [f"{tmp_path.name}/run", "seed-1/run"]
 
 
-async def test_conversations_are_filtered_and_paged_and_know_their_neighbours(make_run: MakeRun) -> None:
+async def test_conversations_are_filtered_and_paged_and_know_their_neighbours(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("viva.view.app._PAGE_SIZE", 5)
     async with client(make_run()) as made:
         await read_all(made)
-        page = await ask(made, "/api/conversations?page=1&size=5")
+        page = await ask(made, "/api/conversations?page=1")
         assert (page["total"], next((row["step"], row["group"]) for row in page["rows"])) == (24, (1, 1))
         found = await ask(made, "/api/conversations?strategy=feedback&step_from=2&step_to=3")
         assert [(row["step"], row["group"]) for row in found["rows"]] == [(2, 2), (3, 2)]

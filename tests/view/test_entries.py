@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from viva.judging.records import Transcript
-from viva.view.entries import Entry, Query, choose, entry_of, facets, page_of, parse_query, select
+from viva.view.entries import Entry, Query, choose, count_strategies, entry_of, page_of, parse_query, select
 
 PLAIN = entry_of(
     0, Transcript.model_validate({"step": 0, "group": 0, "record": {"question": "How many pens?"}})
@@ -113,11 +113,10 @@ def test_what_means_nothing_is_refused(values: dict[str, str]) -> None:
         parse_query(values)
 
 
-def test_facets_count() -> None:
+def test_strategies_are_counted() -> None:
     entries = [replace(PLAIN, step=step, strategy=name) for step, name in ((0, "a"), (1, "b"), (2, "a"))]
     counted = [{"name": "a", "count": 2}, {"name": "b", "count": 1}]
-    assert facets(entries) == {"strategies": counted, "steps": [0, 2]}
-    assert facets([]) == {"strategies": [], "steps": None}
+    assert count_strategies(entries) == counted
 
 
 RECORDED = entry_of(

@@ -180,10 +180,5 @@ def total_loss(output: tinker.ForwardBackwardOutput) -> float | None:
     return None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Probe:
-    """One question to an engine."""
-
-    name: str
-    ask: Callable[[Bench], Awaitable[str]]
-    """The question; returns a detail for the report. Raises `WrongAnswerError`, or whatever the engine raises."""
+Probe: TypeAlias = Callable[[Bench], Awaitable[str]]
+"""One question; returns a detail for the report. Raises `WrongAnswerError`, or whatever the engine raises."""

@@ -5,26 +5,24 @@ import platform
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
+from typing import TypeAlias
 
 import tinker
 
 from viva.doctor.bench import Bench, Finding, Probe, WrongAnswerError
 from viva.doctor.sampling import SAMPLING
-from viva.doctor.training import FORMULAS, TRAINING, direction_probe, value_probe
+from viva.doctor.training import FORMULAS, LAST, TRAINING, direction_probe, value_probe
 from viva.run.secrets import without_secrets
 from viva.sdk import ServiceClient, TrainingClient
 
-PROBES: tuple[Probe, ...] = (
-    *(value_probe(loss_fn) for loss_fn in FORMULAS),
-    *TRAINING[:-2],
-    *(direction_probe(loss_fn) for loss_fn in FORMULAS),
-    *SAMPLING,
-    *TRAINING[-2:],
-)
-"""Every question, in the order in which they are asked: samplers are looked at after the weights have moved, losses of
-one's own come last, since SDKs let a client do nothing more after one of these has failed."""
-
-_BY_NAME: Mapping[str, Probe] = {probe.name: probe for probe in PROBES}
+PROBES: Mapping[str, Probe] = {
+    **{f"value of {loss_fn}": value_probe(loss_fn) for loss_fn in FORMULAS},
+    **TRAINING,
+    **{f"direction of {loss_fn}": direction_probe(loss_fn) for loss_fn in FORMULAS},
+    **SAMPLING,
+    **LAST,
+}
+"""Every question, in the order in which they are asked: samplers are looked at after the weights have moved."""
 
 _FAILURES = (
     tinker.TinkerError,
@@ -43,25 +41,25 @@ _LONGEST = 240
 
 
 async def examine(
-    bench: Bench, probes: Sequence[Probe] = PROBES, *, timeout_s: float | None = None
+    bench: Bench, probes: Mapping[str, Probe] = PROBES, *, timeout_s: float | None = None
 ) -> AsyncIterator[Finding]:
     """Ask an engine one question after another; the weights of the bench's client move."""
-    for probe in probes:
-        yield await put(probe, bench, timeout_s=timeout_s)
+    for name, probe in probes.items():
+        yield await put(name, probe, bench, timeout_s=timeout_s)
 
 
-async def put(probe: Probe, bench: Bench, *, timeout_s: float | None = None) -> Finding:
+async def put(name: str, probe: Probe, bench: Bench, *, timeout_s: float | None = None) -> Finding:
     """Ask one question; what the engine raises becomes a ``no``."""
     try:
         async with asyncio.timeout(timeout_s):
-            return Finding(name=probe.name, answer="yes", detail=await probe.ask(bench))
+            return Finding(name=name, answer="yes", detail=await probe(bench))
     except WrongAnswerError as error:
-        return Finding(name=probe.name, answer="wrong", detail=str(error))
+        return Finding(name=name, answer="wrong", detail=str(error))
     except TimeoutError:
-        return Finding(name=probe.name, answer="no", detail=f"no answer within {timeout_s} s")
+        return Finding(name=name, answer="no", detail=f"no answer within {timeout_s} s")
     except _FAILURES as error:
         detail = without_secrets(f"{type(error).__name__}: {error}")
-        return Finding(name=probe.name, answer="no", detail=detail[:_LONGEST])
+        return Finding(name=name, answer="no", detail=detail[:_LONGEST])
 
 
 async def check_engine(
@@ -87,8 +85,8 @@ async def check_engine(
     if scores_prompts:
         names.append("last logprob of prompts")
     bench = Bench(service=service, client=client)
-    probes = [value_probe(loss_fn, loss_fn_config or {}), *(_BY_NAME[name] for name in names)]
-    findings = [finding async for finding in examine(bench, probes)]
+    probes = {f"value of {loss_fn}": value_probe(loss_fn, loss_fn_config or {})}
+    findings = [finding async for finding in examine(bench, probes | {name: PROBES[name] for name in names})]
     bad = [finding for finding in findings if finding.answer != "yes"]
     if bad:
         lines = "".join(f"\n- {finding.name}: {finding.answer}: {finding.detail}" for finding in bad)
@@ -99,16 +97,11 @@ async def check_engine(
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Feature:
-    """Something that Viva does if an engine lets it."""
-
-    name: str
-    needs: tuple[tuple[str, ...], ...]
-    """Names of probes: one of each tuple must have been answered with yes."""
+Needs: TypeAlias = tuple[tuple[str, ...], ...]
+"""Names of probes: one of each tuple must have been answered with yes."""
 
 
-def _loss(loss_fn: str) -> tuple[tuple[str, ...], ...]:
+def _loss(loss_fn: str) -> Needs:
     return (f"value of {loss_fn}",), (f"direction of {loss_fn}",)
 
 
@@ -117,41 +110,36 @@ _TRAINS = (("optimiser step",), ("mixed batches",), ("gradients add up",))
 _SAMPLES = (("samples",), ("stop tokens", "stop strings"))
 _LEARNS = (*_TRAINS, *_SAMPLES, ("sampler and trainer agree",), ("new samplers follow",))
 
-FEATURES: tuple[Feature, ...] = (
-    Feature(name="all recipes", needs=(*_LEARNS, *_loss("importance_sampling"))),
-    *(
-        Feature(name=f"loss_fn={loss_fn}", needs=(*_LEARNS, *_loss(loss_fn)))
+FEATURES: Mapping[str, Needs] = {
+    "all recipes": (*_LEARNS, *_loss("importance_sampling")),
+    **{
+        f"loss_fn={loss_fn}": (*_LEARNS, *_loss(loss_fn))
         for loss_fn in FORMULAS
         if loss_fn not in ("cross_entropy", "importance_sampling")
+    },
+    "samplers that outlast a step": (("old samplers stay",),),
+    "temperature other than 1": (("temperature in logprobs",),),
+    "judge_mode=logprob, reward=rubric": (_ALTERNATIVES,),
+    "kl_penalty_coef, reward=peer_prediction": (("last logprob of prompts",), ("old samplers stay",)),
+    "judge_mode=verdict, judge_answers_first, eval_temperature=0": (*_SAMPLES, ("greedy samples",)),
+    "checkpoints, behavior_if_exists=resume": (("checkpoints",),),
+    "policies other than shared": (("two training clients",), ("checkpoints",)),
+    "the same run twice": (("seeds",), ("mixed batches",)),
+    "supervised training with tinker-cookbook": (*_TRAINS, *_loss("cross_entropy")),
+    "preference training (DPO) with tinker-cookbook": (
+        *_TRAINS,
+        ("losses of one's own",),
+        ("prompt logprobs",),
     ),
-    Feature(name="samplers that outlast a step", needs=(("old samplers stay",),)),
-    Feature(name="temperature other than 1", needs=(("temperature in logprobs",),)),
-    Feature(name="judge_mode=logprob, reward=rubric", needs=(_ALTERNATIVES,)),
-    Feature(
-        name="kl_penalty_coef, reward=peer_prediction",
-        needs=(("last logprob of prompts",), ("old samplers stay",)),
-    ),
-    Feature(
-        name="judge_mode=verdict, judge_answers_first, eval_temperature=0",
-        needs=(*_SAMPLES, ("greedy samples",)),
-    ),
-    Feature(name="checkpoints, behavior_if_exists=resume", needs=(("checkpoints",),)),
-    Feature(name="policies other than shared", needs=(("two training clients",), ("checkpoints",))),
-    Feature(name="the same run twice", needs=(("seeds",), ("mixed batches",))),
-    Feature(name="supervised training with tinker-cookbook", needs=(*_TRAINS, *_loss("cross_entropy"))),
-    Feature(
-        name="preference training (DPO) with tinker-cookbook",
-        needs=(*_TRAINS, ("losses of one's own",), ("prompt logprobs",)),
-    ),
-)
-"""Every feature that depends on the engine."""
+}
+"""Everything that Viva does if an engine lets it, and what it needs."""
 
 
-def barred(feature: Feature, findings: Sequence[Finding]) -> list[str]:
+def barred(needs: Needs, findings: Sequence[Finding]) -> list[str]:
     """Needs of a feature that the engine does not meet; empty if the feature works."""
     answers: Mapping[str, str] = {finding.name: finding.answer for finding in findings}
     missing: list[str] = []
-    for names in feature.needs:
+    for names in needs:
         if not any(answers.get(name) == "yes" for name in names):
             missing.append(" or ".join(f"{name}: {answers.get(name, 'not asked')}" for name in names))
     return missing
@@ -189,7 +177,7 @@ class Report:
             "conformant": self.is_conformant,
             "findings": [asdict(finding) for finding in self.findings],
             "features": [
-                {"name": feature.name, "missing": barred(feature, self.findings)} for feature in FEATURES
+                {"name": name, "missing": barred(needs, self.findings)} for name, needs in FEATURES.items()
             ],
         }
 
@@ -211,11 +199,9 @@ class Report:
             "| feature | works | what is missing |",
             "|---|---|---|",
         ]
-        for feature in FEATURES:
-            missing = barred(feature, self.findings)
-            lines.append(
-                f"| {feature.name} | {'**no**' if missing else 'yes'} | {_cell('; '.join(missing))} |"
-            )
+        for name, needs in FEATURES.items():
+            missing = barred(needs, self.findings)
+            lines.append(f"| {name} | {'**no**' if missing else 'yes'} | {_cell('; '.join(missing))} |")
         return "\n".join(lines) + "\n"
 
 

@@ -3,7 +3,7 @@
 Legend: ``_T`` tokens of a sequence.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -16,6 +16,7 @@ from viva.judging.judge import SamplingClient, accepts, sample
 _TOP_K = 5
 _NUM_SAMPLES = 4
 _UNREADABLE = "\ufffd"
+_ONE_TOKEN = tinker.SamplingParams(max_tokens=1, temperature=1.0, seed=1)
 
 
 def _logprobs(sequence: tinker.SampledSequence) -> Array:
@@ -87,8 +88,7 @@ async def _prompt_logprobs(bench: Bench, client: SamplingClient) -> Array:
 
 
 async def _reported_of_prompt(client: SamplingClient, prompt: tinker.ModelInput) -> list[float | None]:
-    params = tinker.SamplingParams(max_tokens=1, seed=1)
-    response = await sample(client, prompt, params, include_prompt_logprobs=True)
+    response = await sample(client, prompt, _ONE_TOKEN, include_prompt_logprobs=True)
     return list(response.prompt_logprobs or [])
 
 
@@ -136,18 +136,16 @@ async def _topk_samples(bench: Bench) -> str:
     client = await bench.sampler()
     if not accepts(client.sample, "topk_sample_logprobs"):
         raise ValueError(f"tinker {tinker.__version__} cannot ask for them")
-    params = tinker.SamplingParams(max_tokens=1, temperature=1.0, seed=1)
-    response = await sample(client, bench.prompt, params, topk_sample_logprobs=_TOP_K)
+    response = await sample(client, bench.prompt, _ONE_TOKEN, topk_sample_logprobs=_TOP_K)
     rows = cast(Any, response.sequences[0]).topk_logprobs
     return await _check_row(bench, rows[0] if rows else None)
 
 
 async def _topk_prompts(bench: Bench) -> str:
-    params = tinker.SamplingParams(max_tokens=1, temperature=1.0, seed=1)
     # what could stand in the place of a token that is added to the prompt
     longer = bench.prompt.append_int(bench.tokens[0])
     response = await sample(
-        await bench.sampler(), longer, params, include_prompt_logprobs=True, topk_prompt_logprobs=_TOP_K
+        await bench.sampler(), longer, _ONE_TOKEN, include_prompt_logprobs=True, topk_prompt_logprobs=_TOP_K
     )
     rows = response.topk_prompt_logprobs
     return await _check_row(bench, rows[-1] if rows else None)
@@ -233,19 +231,19 @@ async def _readable(bench: Bench) -> tuple[dict[str, Any], list[int]]:
     raise ValueError("the model says nothing that is text, so there is nothing to stop at")
 
 
-SAMPLING: tuple[Probe, ...] = (
-    Probe(name="samples", ask=_samples),
-    Probe(name="sampler and trainer agree", ask=_agreement),
-    Probe(name="new samplers follow", ask=_followers),
-    Probe(name="old samplers stay", ask=_snapshots),
-    Probe(name="prompt logprobs", ask=_prompts),
-    Probe(name="last logprob of prompts", ask=_prompt_end),
-    Probe(name="top-k of samples", ask=_topk_samples),
-    Probe(name="top-k of prompts", ask=_topk_prompts),
-    Probe(name="seeds", ask=_seeds),
-    Probe(name="greedy samples", ask=_greedy),
-    Probe(name="temperature in logprobs", ask=_temperature),
-    Probe(name="stop tokens", ask=_stop_tokens),
-    Probe(name="stop strings", ask=_stop_strings),
-)
-"""In the order in which they are asked."""
+SAMPLING: Mapping[str, Probe] = {
+    "samples": _samples,
+    "sampler and trainer agree": _agreement,
+    "new samplers follow": _followers,
+    "old samplers stay": _snapshots,
+    "prompt logprobs": _prompts,
+    "last logprob of prompts": _prompt_end,
+    "top-k of samples": _topk_samples,
+    "top-k of prompts": _topk_prompts,
+    "seeds": _seeds,
+    "greedy samples": _greedy,
+    "temperature in logprobs": _temperature,
+    "stop tokens": _stop_tokens,
+    "stop strings": _stop_strings,
+}
+"""By name, in the order in which they are asked."""

@@ -33,16 +33,12 @@ class ConversationEvaluator:
     make_builders: Callable[[], Sequence[EnvGroupBuilder]]
     """Fresh builders for one evaluation; their seeds come from `group_seed`."""
     sampling: Sampling
-    begin: Begin = unseen
 
-    def reporting(self, begin: Begin) -> "ConversationEvaluator":
-        """The same evaluator with progress."""
-        return replace(self, begin=begin)
-
-    async def __call__(self, sampler: SamplingClient, step: int) -> Mapping[str, float]:
+    async def __call__(
+        self, sampler: SamplingClient, step: int, begin: Begin = unseen
+    ) -> Mapping[str, float]:
         """Metrics ``test/conversation/*``."""
-        del step  # seeds are the same at every step
-        return _metrics(await _play(sampler, self.make_builders(), self.sampling, self.begin))
+        return _metrics(await _play(sampler, self.make_builders(), self.sampling, begin))
 
 
 async def _play(

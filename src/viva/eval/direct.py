@@ -104,7 +104,6 @@ class DirectEvaluator:
     """Answers to each as sampled; the first is that of ``test/direct_accuracy``. At temperature 0 there is one."""
     asks_greedy: bool = False
     """Whether each is also asked at temperature 0."""
-    begin: Begin = unseen
 
     def __post_init__(self) -> None:
         """Reject a test set that is empty or has a question without a known answer."""
@@ -114,30 +113,25 @@ class DirectEvaluator:
                 f"direct accuracy needs questions with answers; got {len(self.items)}, {missing} without answer"
             )
 
-    async def __call__(self, sampler: SamplingClient, step: int) -> Mapping[str, float]:
+    async def __call__(
+        self, sampler: SamplingClient, step: int, begin: Begin = unseen
+    ) -> Mapping[str, float]:
         """Ask all questions; metrics ``test/direct_*``, see `DirectAnswers.metrics`."""
-        del step  # seeds are the same at every step
-        return (await self.measure(sampler)).metrics()
+        return (await self.measure(sampler, begin)).metrics()
 
-    async def measure(self, sampler: SamplingClient) -> "DirectAnswers":
+    async def measure(self, sampler: SamplingClient, begin: Begin = unseen) -> "DirectAnswers":
         """All answers: those as sampled first, so that asking at temperature 0 does not change them."""
         costs = Costs()
         with costs.part("direct"):
             is_greedy = self.direct.sampling.temperature == 0
             count = 1 if is_greedy else self.num_samples
-            asked = await ask_all(sampler, self.direct, self.items, count, self.begin)
+            asked = await ask_all(sampler, self.direct, self.items, count, begin)
             greedy: tuple[Asked, ...] = ()
             if is_greedy:
                 greedy = asked
             elif self.asks_greedy:
-                greedy = await ask_all(
-                    sampler, self.direct.at(0.0), self.items, 1, self.begin, "at temperature 0"
-                )
+                greedy = await ask_all(sampler, self.direct.at(0.0), self.items, 1, begin, "at temperature 0")
         return DirectAnswers(asked=asked, greedy=greedy, cost=costs.tokens["direct"])
-
-    def reporting(self, begin: Begin) -> "DirectEvaluator":
-        """The same evaluator with progress."""
-        return replace(self, begin=begin)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -260,9 +260,7 @@ def length_controlled_win_rate(
     points = np.array([term.points for term in terms])
     verdicts = np.array([float(term.num_verdicts) for term in terms])
     prompts = np.array([term.prompt for term in terms], dtype=np.int64)
-    (value,) = _win_rates(x, points, verdicts[None, :]).tolist() if len(terms) else [float("nan")]
-    if np.isnan(value):
-        return Figure(value=None, low=None, high=None, num_problems=count)
+    (value,) = _win_rates(x, points, verdicts[None, :]).tolist()
     drawn = [
         _win_rates(x, points, counts[:, prompts] * verdicts)
         for counts in draw_counts(num_prompts, resamples, seed)

@@ -251,14 +251,10 @@ def _size(evaluation: Evaluation) -> str:
     parts: list[str] = []
     if evaluation.asked:
         times = len(evaluation.asked[0].answers)
-        parts.append(
-            f"{counted(len(evaluation.asked), 'problem')} asked directly {f'{times} times' if times > 1 else 'once'}"
-            + (
-                " and once at temperature 0"
-                if evaluation.greedy != evaluation.asked and evaluation.greedy
-                else ""
-            )
-        )
+        told = f"asked directly {f'{times} times' if times > 1 else 'once'}"
+        if evaluation.greedy and evaluation.greedy != evaluation.asked:
+            told += " and once at temperature 0"
+        parts.append(f"{counted(len(evaluation.asked), 'problem')} {told}")
     parts += [
         f"{len(played)} in {kind} of {counted(len(played[0].agents), 'agent')}"
         for kind, played in evaluation.played.items()

@@ -327,23 +327,19 @@ class WinRateEvaluator:
     start: PolicyRef
     """The policy before training."""
     judge: Judge
-    begin: Begin = unseen
     _before: list[Asked] = field(default_factory=list[Asked])
     """Answers before training, once they are sampled."""
 
-    def reporting(self, begin: Begin) -> "WinRateEvaluator":
-        """The same evaluator with progress."""
-        return replace(self, begin=begin)
-
-    async def __call__(self, sampler: SamplingClient, step: int) -> Mapping[str, float]:
+    async def __call__(
+        self, sampler: SamplingClient, step: int, begin: Begin = unseen
+    ) -> Mapping[str, float]:
         """``test/judged/...``: the figures of `judged_figures`, the win rate's standard error, and the tokens spent."""
-        del step  # seeds are the same at every step
         costs = Costs()
         if not self._before:  # not in the cost: a run that is resumed does it once more
-            self._before.extend(await self._ask(self.start.current()))
+            self._before.extend(await self._ask(self.start.current(), begin))
         with costs.part("judged"):
-            pairs_P_N = paired(await self._ask(sampler), self._before)
-            judged = await judge_pairs(self.judge, pairs_P_N, self.direct.sampling.seed, self.begin)
+            pairs_P_N = paired(await self._ask(sampler, begin), self._before)
+            judged = await judge_pairs(self.judge, pairs_P_N, self.direct.sampling.seed, begin)
         figures = judged_figures(judged, resamples=_RESAMPLES, seed=self.direct.sampling.seed)
         metrics = {name: figure.value for name, figure in figures.items() if figure.value is not None}
         won = figures["win_rate"]
@@ -353,5 +349,5 @@ class WinRateEvaluator:
         metrics |= {"sampled_tokens": cost.sampled_tokens, "total_tokens": cost.total_tokens}
         return {f"test/judged/{name}": value for name, value in metrics.items()}
 
-    async def _ask(self, sampler: SamplingClient) -> tuple[Asked, ...]:
-        return await ask_all(sampler, self.direct, self.items, 1, self.begin, "answers to be judged")
+    async def _ask(self, sampler: SamplingClient, begin: Begin) -> tuple[Asked, ...]:
+        return await ask_all(sampler, self.direct, self.items, 1, begin, "answers to be judged")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
@@ -236,15 +237,8 @@ def is_named(text: str, answer: str | None) -> bool:
     wanted = " ".join(plain_answer(answer or "").split()).rpartition("####")[2].strip()
     if not wanted:
         return False
-    whole = f" {' '.join(text.split())} "
+    whole = " ".join(text.split())
     if len(wanted) > 1:  # "a" is an article, "A" a choice
         wanted, whole = wanted.casefold(), whole.casefold()
-    start = whole.find(wanted)
-    while start >= 0:
-        before, after = whole[start - 1], whole[start + len(wanted)]
-        follows = whole[start + len(wanted) : start + len(wanted) + 2]
-        is_longer = after.isalnum() or (follows[:1] in ".," and follows[1:].isdecimal())
-        if not before.isalnum() and before not in ".-" and not is_longer:
-            return True
-        start = whole.find(wanted, start + 1)
-    return False
+    # no part of a longer word or number: [^\W_] is a letter or a digit
+    return re.search(rf"(?<![^\W_]|[.-]){re.escape(wanted)}(?![^\W_]|[.,]\d)", whole) is not None

@@ -43,22 +43,17 @@ async def score_answers(
     """Scores of all answers by every criterion; one that fails has its reason in the place of a score."""
     progress = begin("rubric", sum(len(each.answers) for each in asked_P), "answers")
 
-    async def ask(judge: Judge, question: str, text: str, criterion: str, seed: int) -> CriterionScore:
+    async def ask(judge: Judge, asked: Asked, place: int, number: int, criterion: int) -> CriterionScore:
+        text, wanted = asked.answers[number].text, criteria_C[criterion].text
+        own_seed = derive_seed(seed, "rubric", place, number, criterion)
         try:
-            return CriterionScore(value=await judge.score(question, text, criterion, seed))
+            return CriterionScore(value=await judge.score(asked.question, text, wanted, own_seed))
         except FAILURES as error:
             return CriterionScore(value=None, failure=reason_of(error))
 
     async def of_answer(judge: Judge, asked: Asked, place: int, number: int) -> list[CriterionScore]:
         scores = await gather_or_cancel(
-            ask(
-                judge,
-                asked.question,
-                asked.answers[number].text,
-                criterion.text,
-                derive_seed(seed, "rubric", place, number, each),
-            )
-            for each, criterion in enumerate(criteria_C)
+            ask(judge, asked, place, number, criterion) for criterion in range(len(criteria_C))
         )
         progress.on_group(scores)
         return scores

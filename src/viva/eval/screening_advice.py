@@ -4,7 +4,7 @@ A reward ``works`` or ``fails`` only where its whole 95 % interval says so; else
 levels are in the functions below, each a few lines long.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from viva.conversation.messages import counted
 from viva.eval.records import Figure
@@ -35,7 +35,7 @@ def screening_advice(
 
     `rewards` pay plain samples; `talks` are the names of those that pay conversations, by kind of conversation.
     """
-    notes = _about_replies(figures)
+    notes = list(_about_replies(figures))
     if not has_answers:
         return (*notes, *_without_answers(figures))
     notes += _about_accuracy(figures)
@@ -49,72 +49,50 @@ def screening_advice(
     return (*notes, *told, _summary(told, figures))
 
 
-def _about_replies(figures: Figures) -> list[Advice]:
-    found: list[Advice] = []
+def _about_replies(figures: Figures) -> Iterator[Advice]:
     finished, read = _value(figures, "replies/finished"), _value(figures, "replies/answer_found")
     if finished < FEW_ENDED:
-        found.append(
-            _note(
-                "max_tokens",
-                f"only {_percent(finished)} of the replies end by themselves: raise max_tokens, or ask for less "
-                "(question_template=...)",
-            )
+        yield _note(
+            "max_tokens",
+            f"only {_percent(finished)} of the replies end by themselves: raise max_tokens, or ask for less "
+            "(question_template=...)",
         )
     if read < FEW_ENDED:
-        found.append(
-            _note(
-                "question_template",
-                f"an answer is found in {_percent(read)} of the replies: name the form, as in "
-                "question_template='{question} Give only the final number.'",
-            )
+        yield _note(
+            "question_template",
+            f"an answer is found in {_percent(read)} of the replies: name the form, as in "
+            "question_template='{question} Give only the final number.'",
         )
-    return found
 
 
-def _about_accuracy(figures: Figures) -> list[Advice]:
-    found: list[Advice] = []
+def _about_accuracy(figures: Figures) -> Iterator[Advice]:
     greedy, sampled = _value(figures, "accuracy/greedy"), _value(figures, "accuracy/sampled")
     if greedy - sampled > MUCH_SHARPER:
-        found.append(
-            _note(
-                "temperature",
-                f"greedy answers are right in {_percent(greedy)}, sampled ones in {_percent(sampled)}: lower the "
-                "temperature, and compare results at temperature 0, where mere sharpening shows no gain",
-            )
+        yield _note(
+            "temperature",
+            f"greedy answers are right in {_percent(greedy)}, sampled ones in {_percent(sampled)}: lower the "
+            "temperature, and compare results at temperature 0, where mere sharpening shows no gain",
         )
     lost = _value(figures, "accuracy/sampled_lenient") - sampled
     if lost > MUCH_LENIENT:
-        found.append(
-            _note(
-                "format",
-                f"another {_percent(lost)} of the replies name the right answer without giving it as theirs: "
-                "much of what is learnt first will be form",
-            )
+        yield _note(
+            "format",
+            f"another {_percent(lost)} of the replies name the right answer without giving it as theirs: "
+            "much of what is learnt first will be form",
         )
-    return found
 
 
 def _about_answers(figures: Figures) -> Advice:
     mixed, never = _value(figures, "solved/mixed"), _value(figures, "solved/never")
+    told = f"{_percent(mixed)} of the problems have right and wrong tries"
     if mixed >= FEW_MIXED:
         reach = _percent(_value(figures, "solved/in_20_to_80_percent"))
-        return Advice(
-            "answers",
-            "works",
-            f"{_percent(mixed)} of the problems have right and wrong tries, which a known answer tells apart "
-            f"({reach} are solved in 20 to 80 % of tries)",
-        )
-    why = "hardly any is ever solved" if never > MOSTLY else "most are always solved"
-    remedy = (
-        "take easier problems, or strategies that help (hint, feedback)"
-        if never > MOSTLY
-        else "take harder problems"
-    )
-    return Advice(
-        "answers",
-        "fails",
-        f"only {_percent(mixed)} of the problems have right and wrong tries: {why}; {remedy}",
-    )
+        told += f", which a known answer tells apart ({reach} are solved in 20 to 80 % of tries)"
+        return Advice("answers", "works", told)
+    why = "most are always solved; take harder problems"
+    if never > MOSTLY:
+        why = "hardly any is ever solved; take easier problems, or strategies that help (hint, feedback)"
+    return Advice("answers", "fails", f"only {told}: {why}")
 
 
 def _about_reward(name: str, figures: Figures) -> Advice:
@@ -130,20 +108,16 @@ def _about_reward(name: str, figures: Figures) -> Advice:
         return Advice(name, verdict, f"{counted(num_mixed, 'problem')} with right and wrong tries")
     if figure.value is None:
         return Advice(name, "fails", "it tells no answers apart")
-    verdict = _verdict(figure, chance=0)
+    verdict, greedy = _verdict(figure, chance=0), _percent(_value(figures, "accuracy/greedy"))
     if figure.num_problems < FEW_PROBLEMS:
         told += f", of {figure.num_problems} problems only"
     if name == "majority":
         verdict, why = _about_voting(figures, verdict)
         told += f"; {why}"
     elif verdict == "works" and name == "log_probability":
-        told += (
-            f"; it can lift accuracy to about the greedy one, {_percent(_value(figures, 'accuracy/greedy'))}"
-        )
+        told += f"; it can lift accuracy to about the greedy one, {greedy}"
     elif verdict == "works" and name == "judge_answer":
-        told += (
-            f"; its labels are the greedy answers, right on {_percent(_value(figures, 'accuracy/greedy'))}"
-        )
+        told += f"; its labels are the greedy answers, right on {greedy}"
     return Advice(name, verdict, told)
 
 
@@ -188,13 +162,13 @@ def _about_talk(kind: str, reward: str, figures: Figures) -> Advice:
         return Advice(about, "fails", f"{_percent(void)} of the conversations come to nothing")
     ended = _value(figures, f"{kind}/finish_rate")
     if ended < FEW_ENDED:
-        reason = (
+        told = (
             f"only {_percent(ended)} of the final answers end by themselves: raise max_tokens, or warm it up"
         )
-        return Advice(about, "fails", reason)
+        return Advice(about, "fails", told)
     if gap.value is None:
-        reason = "no conversation ends with right and wrong answers that are paid differently"
-        return Advice(about, "unclear", reason)
+        told = "no conversation ends with right and wrong answers that are paid differently"
+        return Advice(about, "unclear", told)
     wrong = _with_interval(gap, _percent)
     told = f"it pays the wrong of two final answers more in {wrong} of pairs (50 %: knows nothing)"
     if gap.num_problems < FEW_PROBLEMS:
@@ -235,49 +209,37 @@ def _summary(told: Sequence[Advice], figures: Figures) -> Advice:
     works = [each.about for each in told if each.verdict == "works"]
     free = [name for name in works if name != "answers"]
     unclear = [each.about for each in told if each.verdict == "unclear"]
+    hope = _percent(_value(figures, "accuracy/greedy"))
     if free:
-        return _note("summary", f"without known answers: {', '.join(free)} can work")
-    if works and unclear:
-        return _note(
-            "summary",
-            f"known answers can teach here; these problems say too little about {', '.join(unclear)}",
+        text = f"without known answers: {', '.join(free)} can work"
+    elif works and unclear:
+        text = f"known answers can teach here; these problems say too little about {', '.join(unclear)}"
+    elif works:
+        text = "only known answers can teach here; no reward without them follows the truth on these problems"
+    else:
+        text = (
+            f"no reward can work on these problems as they are asked (greedy accuracy {hope}); change the problems, "
+            "how they are asked, or the model first"
         )
-    if works:
-        return _note(
-            "summary",
-            "only known answers can teach here; no reward without them follows the truth on these problems",
-        )
-    hope = _value(figures, "accuracy/greedy")
-    return _note(
-        "summary",
-        f"no reward can work on these problems as they are asked (greedy accuracy {_percent(hope)}); change the "
-        "problems, how they are asked, or the model first",
-    )
+    return _note("summary", text)
 
 
-def _without_answers(figures: Figures) -> list[Advice]:
+def _without_answers(figures: Figures) -> Iterator[Advice]:
     agreement, entropy = figures["answers/agreement"], figures["answers/entropy_bits"]
-    found: list[Advice] = []
     if agreement.value is not None:
         bits = f"{entropy.value or 0.0:.1f} bits of entropy"
         told = f"{_percent(agreement.value)} of the answers to a problem agree ({bits})"
         if agreement.value > SETTLED:
-            found.append(Advice("majority", "fails", f"{told}: nothing is left to sharpen"))
+            yield Advice("majority", "fails", f"{told}: nothing is left to sharpen")
         else:
-            found.append(
-                Advice(
-                    "majority",
-                    "unclear",
-                    f"{told}; whether the most frequent one is right, only known "
-                    "answers tell: give some, even twenty",
-                )
+            told += (
+                "; whether the most frequent one is right, only known answers tell: give some, even twenty"
             )
-    if "judge/position_bias" in figures and figures["judge/position_bias"].value is not None:
-        bias = _value(figures, "judge/position_bias")
-        told = f"the judge follows the order in {_percent(bias)} of pairs of different answers"
-        verdict = "fails" if bias > MOSTLY else "unclear"
-        found.append(Advice("tournament", verdict, told))
-    return found
+            yield Advice("majority", "unclear", told)
+    bias = figures.get("judge/position_bias")
+    if bias is not None and bias.value is not None:
+        told = f"the judge follows the order in {_percent(bias.value)} of pairs of different answers"
+        yield Advice("tournament", "fails" if bias.value > MOSTLY else "unclear", told)
 
 
 def _value(figures: Figures, name: str) -> float:

@@ -62,16 +62,11 @@ def screening_figures(
     scored = next((each.inner for each in rewards.values() if isinstance(each.inner, Rubric)), None)
     if scored is not None and any(each.rubric for each in problems_P):
         terms |= _rubric(problems_P, scored)
-    figures = summarise(terms, resamples=resamples, seed=derive_seed(seed, "bootstrap"))
+    draws = derive_seed(seed, "bootstrap")
+    figures = summarise(terms, resamples=resamples, seed=draws)
     for name, reward in rewards.items() if known else ():
-        figures[f"correlation/{name}"] = correlation(
-            [
-                _centred(_paid(each, reward, derive_seed(seed, "reward", place)))
-                for place, each in enumerate(problems_P)
-            ],
-            resamples=resamples,
-            seed=derive_seed(seed, "bootstrap"),
-        )
+        paid = [_paid(each, reward, derive_seed(seed, "reward", i)) for i, each in enumerate(problems_P)]
+        figures[f"correlation/{name}"] = correlation(paid, resamples=resamples, seed=draws)
     return figures
 
 
@@ -96,17 +91,15 @@ def conversation_screening(
         if name in _ABOUT_TALK or (is_known and name in _ABOUT_TRUTH)
     }
     terms |= {f"critique/{name}": each for name, each in critic_figures(critics).items()}
-    figures = summarise(terms, resamples=resamples, seed=derive_seed(seed, "bootstrap"))
+    draws = derive_seed(seed, "bootstrap")
+    figures = summarise(terms, resamples=resamples, seed=draws)
     rewards = [find_reward(name) for name in NAMES if name != "answers"]  # which is the truth itself
     for kind, own in records.items() if is_known else ():
         for reward in rewards:
             paid = [_paid_agents(each, reward, derive_seed(seed, "reward", i)) for i, each in enumerate(own)]
             if any(each is not None for each in paid):
-                figures[f"{kind}/correlation/{reward.name}"] = correlation(
-                    [_centred(each) for each in paid],
-                    resamples=resamples,
-                    seed=derive_seed(seed, "bootstrap"),
-                )
+                name = f"{kind}/correlation/{reward.name}"
+                figures[name] = correlation(paid, resamples=resamples, seed=draws)
     return figures
 
 
@@ -291,9 +284,9 @@ def _centred(paid: _Paid | None) -> tuple[float, float, float]:
     return float(a @ b), float(a @ a), float(b @ b)
 
 
-def correlation(sums_P: Sequence[tuple[float, float, float]], *, resamples: int, seed: int) -> Figure:
-    """Correlation within groups from the sums of a b, a^2 and b^2 by problem; ``None`` where nothing varies."""
-    sums = np.asarray(sums_P, dtype=np.float64)
+def correlation(paid_P: Sequence[_Paid | None], *, resamples: int, seed: int) -> Figure:
+    """Correlation within groups by rightness and pay of their members; ``None`` where nothing varies."""
+    sums = np.array([_centred(paid) for paid in paid_P])
     (value,) = _ratios(sums.sum(axis=0, keepdims=True)).tolist()
     drawn = [_ratios(counts @ sums) for counts in draw_counts(len(sums), resamples, seed)]
     return figure_of(value, np.concatenate(drawn), num_problems=int((sums[:, 2] > 0).sum()))

@@ -35,6 +35,7 @@ from viva.recipes.protocol import Game
 from viva.rewards.base import Grader, Played, Reward, Scored
 from viva.run.files import read_json_lines
 from viva.selfplay.controls import scripted_reply
+from viva.training.console import Begin, unseen
 from viva.training.data import Example, PromptItem, derive_seed
 from viva.training.metrics import mean_by_key
 from viva.training.rollouts import run_groups
@@ -115,7 +116,9 @@ class JudgeEvaluator:
     renderer: Renderer
     options: JudgeOptions
 
-    async def __call__(self, sampler: SamplingClient, step: int) -> Mapping[str, float]:
+    async def __call__(
+        self, sampler: SamplingClient, step: int, begin: Begin = unseen
+    ) -> Mapping[str, float]:
         """``test/judge/...``: means over pairs of what `judge_health` and `judge_accuracy` say."""
         judge = self.options.make(PolicyRef(sampling_client=sampler), self.renderer)
         judged = await gather_or_cancel(

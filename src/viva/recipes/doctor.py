@@ -17,7 +17,7 @@ from viva.sdk import settled
 from viva.training.remote import server_name
 from viva.training.service import EngineConfig, Engines, choose_engine
 
-_WIDTH = max(len(each.name) for each in (*PROBES, *FEATURES))
+_WIDTH = max(map(len, (*PROBES, *FEATURES)))
 
 
 @chz.chz
@@ -79,9 +79,9 @@ async def examine_engine(options: DoctorOptions, say: Callable[[str], None]) -> 
                 say(f"{finding.name:{_WIDTH}}  {finding.answer:5}  {finding.detail}")
                 findings.append(finding)
     say("\nWhat this allows:")
-    for feature in FEATURES:
-        missing = barred(feature, findings)
-        say(f"{feature.name:{_WIDTH}}  " + (f"no     {'; '.join(missing)}" if missing else "yes"))
+    for name, needs in FEATURES.items():
+        missing = barred(needs, findings)
+        say(f"{name:{_WIDTH}}  " + (f"no     {'; '.join(missing)}" if missing else "yes"))
     report = Report(
         engine=engine.server or "local",
         server="" if engine.base_url is None else server_name(engine.base_url),

@@ -204,11 +204,7 @@ class MemberEvaluator:
     inner: DirectEvaluator
     name: str
 
-    def reporting(self, begin: Begin) -> MemberEvaluator:
-        """The same evaluator with a place to report to."""
-        return replace(self, inner=self.inner.reporting(begin))
-
-    async def __call__(self, sampler: SamplingClient, step: int) -> Mapping[str, float]:
+    async def __call__(self, sampler: SamplingClient, step: int, begin: Begin) -> Mapping[str, float]:
         """Metrics with the member's name."""
-        metrics = await self.inner(member_of(sampler, self.name), step)
+        metrics = await self.inner(member_of(sampler, self.name), step, begin)
         return {f"{self.name}/{key}": value for key, value in metrics.items()}

@@ -11,13 +11,13 @@ can only share more.
 
 import re
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """A piece of a sequence; equal keys behind equal beginnings are equal tokens."""
+    """A piece of a sequence; equal blocks behind equal beginnings are equal tokens."""
 
     key: Hashable
     tokens: float
@@ -50,38 +50,25 @@ def _block_cost(start: float, tokens: float) -> Cost:
 
 def rows_cost(paths: Iterable[Blocks]) -> Cost:
     """Every sequence by itself."""
-    cost = Cost()
-    for path in paths:
-        cost += _block_cost(0.0, sum(block.tokens for block in path))
-    return cost
+    return sum((_block_cost(0.0, sum(block.tokens for block in path)) for path in paths), Cost())
 
 
-@dataclass(slots=True)
-class _Node:
-    tokens: float
-    children: "dict[Hashable, _Node]" = field(default_factory=dict[Hashable, "_Node"])
+_Tree: TypeAlias = "dict[tuple[Hashable, float], _Tree]"
+"""By key and tokens of a block, what follows it."""
 
 
 def tree_cost(paths: Iterable[Blocks]) -> Cost:
-    """Every common beginning once.
-
-    Raises:
-        ValueError: If one key stands for two lengths behind the same beginning.
-    """
-    root, cost = _Node(tokens=0.0), Cost()
+    """Every common beginning once."""
+    root: _Tree = {}
+    cost = Cost()
     for path in paths:
         node, start = root, 0.0
         for block in path:
-            child = node.children.get(block.key)
-            if child is None:
-                child = node.children[block.key] = _Node(tokens=block.tokens)
+            branch = (block.key, block.tokens)
+            if branch not in node:
+                node[branch] = {}
                 cost += _block_cost(start, block.tokens)
-            elif child.tokens != block.tokens:
-                raise ValueError(
-                    f"block {block.key!r} has {child.tokens} and {block.tokens} tokens behind the same beginning; "
-                    "equal keys must be equal tokens"
-                )
-            node, start = child, start + block.tokens
+            node, start = node[branch], start + block.tokens
     return cost
 
 
@@ -242,16 +229,16 @@ def count_step(calls: Sequence[Call], num_groups: int, *, checked: Sequence[Trai
     outside = [call for call in calls if call.role == "outside"]
     trained = [call.trained for call in calls if call.trained is not None]
     scored = [passed for call in calls for passed in call.scored]
-    decoded = Cost()
-    for call in (*agents, *judges):
-        decoded += _block_cost(sum(block.tokens for block in call.prompt), call.reply)
+    decoded = [
+        _block_cost(sum(block.tokens for block in call.prompt), call.reply) for call in (*agents, *judges)
+    ]
     return Counts(
         num_groups=num_groups,
         num_calls=len(agents) * num_groups,
         num_judge_calls=len(judges) * num_groups,
         sampled=sum(call.reply for call in agents) * num_groups,
         judged=sum(call.reply for call in judges) * num_groups,
-        decoded=decoded.times(num_groups),
+        decoded=sum(decoded, Cost()).times(num_groups),
         prompts=_passes([call.prompt for call in agents], num_groups),
         judge_prompts=_passes([call.prompt for call in judges], num_groups),
         num_outside_calls=len(outside) * num_groups,

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import TypeAlias
 
 from tinker_cookbook.rl.types import RLDataset
 
@@ -45,8 +45,9 @@ from viva.training.update import UpdateConfig, imitate, update_policy
 MetricSink: TypeAlias = Callable[[int, Mapping[str, float]], None]
 """Gets every step's metrics, besides the run's own files."""
 
-Evaluator: TypeAlias = Callable[[SamplingClient, int], Awaitable[Mapping[str, float]]]
-"""Measures a snapshot of the policy after so many steps: metrics, with names that start with ``test/``."""
+Evaluator: TypeAlias = Callable[[SamplingClient, int, Begin], Awaitable[Mapping[str, float]]]
+"""Measures a snapshot of the policy after so many steps: metrics, with names that start with ``test/``. It may report
+its progress to what the last argument begins."""
 
 
 class AllGroupsFailedError(RuntimeError):
@@ -55,15 +56,6 @@ class AllGroupsFailedError(RuntimeError):
     def __init__(self, told: str, transcripts: Sequence[Mapping[str, object]] = ()) -> None:
         super().__init__(told)
         self.transcripts = transcripts
-
-
-@runtime_checkable
-class Reporting(Protocol):
-    """An evaluator that can report its progress."""
-
-    def reporting(self, begin: Begin) -> Evaluator:
-        """The same evaluator with a place to report to."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -376,8 +368,7 @@ async def _evaluate(
         for follower in run.followers:
             follower.follow(sampler, step)
         for each in run.evaluators:
-            evaluator = each.reporting(console.evaluating) if isinstance(each, Reporting) else each
-            metrics |= await evaluator(sampler, step)
+            metrics |= await each(sampler, step, console.evaluating)
         console.evaluated()
     return metrics
 

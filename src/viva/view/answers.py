@@ -9,7 +9,7 @@ from pathlib import Path
 from viva.judging.records import Transcript
 from viva.run.secrets import printable
 from viva.view.conversation import conversation_payload, text_at, token_payload
-from viva.view.entries import Entry, Query, facets, page_of, select
+from viva.view.entries import Entry, Query, count_strategies, page_of, select
 from viva.view.files import Row, read_evaluations
 from viva.view.judgement import JudgeCounts, sum_counts
 from viva.view.run_index import RunIndex
@@ -55,7 +55,7 @@ def _page(run: RunIndex, found: Sequence[Entry], page: int, size: int) -> dict[s
         "page": page,
         "size": size,
         "rows": rows_of(run, page_of(found, page, size)),
-        "facets": facets(run.entries.values()),
+        "strategies": count_strategies(run.entries.values()),
     }
 
 
@@ -132,9 +132,7 @@ _OPEN_SECTIONS = (
     "parse",
     "agents",
 )
-"""Sections shown unfolded, in this order; all others follow in the order of their names, folded."""
-
-_LAST_SECTION = "time"
+"""Sections shown unfolded."""
 
 _GROUPS = (
     (
@@ -150,9 +148,6 @@ _GROUPS = (
 
 _NESTED = ("test/conversation", "test/judged")
 """Prefixes under which a whole set of metrics stands again: a section of its own."""
-
-_SECTIONS = {"rank_correlation": "truth", "reward_truth_gap": "truth"}
-"""Sections other than the prefix of the name; without a prefix, it is "run"."""
 
 _JOINT_CHARTS: dict[str, tuple[str, str]] = {
     "correct/best": ("right answers in the first and the last round", "last, of the highest score"),
@@ -170,6 +165,7 @@ _JOINT_CHARTS: dict[str, tuple[str, str]] = {
 """Metrics of one scale that say more in one chart: metric -> (chart, curve)."""
 
 _SERIES: tuple[tuple[re.Pattern[str], str, str, str], ...] = (
+    (re.compile(r"(rank_correlation|reward_truth_gap)"), "truth", r"\1", r"\1"),
     (re.compile(r"agent_(\d+)/(.+)"), "agents", r"\2", r"agent \1"),
     (re.compile(r"flip/(right|wrong)_to_(right|wrong)"), "truth", "what revising does", r"\1 to \2"),
     (re.compile(r"parse/(ok|repaired|unstructured)"), "parse", "how replies were read", r"\1"),
@@ -232,7 +228,7 @@ def curve_points(run: RunIndex, keys: Sequence[str]) -> dict[str, object]:
 
 
 def chart_places(keys: Iterable[str]) -> dict[str, dict[str, list[tuple[str, str]]]]:
-    """Metrics by the section and chart that draw them, in order, each with the name of its curve.
+    """Metrics by the section and chart that draw them, in order of names, each with the name of its curve.
 
     Those that are the band of another metric are left out.
     """
@@ -243,7 +239,7 @@ def chart_places(keys: Iterable[str]) -> dict[str, dict[str, list[tuple[str, str
             continue
         section, chart, name = _place(key)
         grouped.setdefault(section, {}).setdefault(chart, []).append((key, name))
-    return {title: grouped[title] for title in sorted(grouped, key=_section_order)}
+    return dict(sorted(grouped.items()))
 
 
 def group_titles(titles: Iterable[str]) -> list[tuple[str, list[str]]]:
@@ -263,18 +259,11 @@ def _place(key: str) -> tuple[str, str, str]:
             return outer, f"{section}/{chart}", name
     section, _, rest = key.partition("/")
     if key in _JOINT_CHARTS:
-        return _SECTIONS.get(key, section), *_JOINT_CHARTS[key]
+        return section, *_JOINT_CHARTS[key]
     for pattern, family, chart, name in _SERIES:
-        found = pattern.fullmatch(key)
-        if found:
+        if found := pattern.fullmatch(key):
             return family, found.expand(chart), found.expand(name)
-    return (section, rest, rest) if rest else (_SECTIONS.get(key, "run"), key, key)
-
-
-def _section_order(title: str) -> tuple[int, str]:
-    if title in _OPEN_SECTIONS:
-        return _OPEN_SECTIONS.index(title), title
-    return len(_OPEN_SECTIONS) + (title == _LAST_SECTION), title
+    return (section, rest, rest) if rest else ("run", key, key)
 
 
 def _natural(key: str) -> list[tuple[int, int, str]]:

@@ -13,6 +13,7 @@ import secrets
 import threading
 import webbrowser
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import resources
 from pathlib import Path
 
@@ -37,7 +38,7 @@ from viva.view.answers import (
     run_answer,
     text_answer,
 )
-from viva.view.entries import parse_query
+from viva.view.entries import Query, parse_query
 from viva.view.files import names_of
 from viva.view.run_index import IndexReader, RunIndex
 from viva.view.summary import summary_answer
@@ -48,7 +49,6 @@ STATIC_TYPES = {".js": "text/javascript", ".css": "text/css", ".html": "text/htm
 _MAX_KEYS = 64
 _MAX_RUNS = 2
 _PAGE_SIZE = 50
-_MAX_PAGE_SIZE = 200
 
 CONTENT_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
@@ -169,10 +169,10 @@ class _Api:
             "runs": (self._all_runs, lambda _: self._reading.go_on()),
             "curves": (lambda _: curve_layout({key for run in self._runs for key in run.metrics}), None),
             "series": (self._series, None),
-            "conversations": (self._conversations, None),
+            "conversations": (partial(self._page, list_answer), None),
             "conversation": (self._conversation, self._wait_for_conversation),
             "text": (self._text, None),
-            "judge": (self._judge, None),
+            "judge": (partial(self._page, judge_answer), None),
             # takes seconds, in which others are answered
             "summary": (
                 lambda _: [summary_answer(run) for run in self._runs],
@@ -214,10 +214,9 @@ class _Api:
         keys = request.query_params.getlist("key")[:_MAX_KEYS]
         return [curve_points(run, keys) for run in self._runs]
 
-    def _conversations(self, request: Request) -> object:
-        size = max(1, min(_whole(request, "size", _PAGE_SIZE), _MAX_PAGE_SIZE))
+    def _page(self, answer: Callable[[RunIndex, Query, int, int], object], request: Request) -> object:
         query = parse_query(request.query_params)
-        return list_answer(self._run(request), query, _whole(request, "page", 0), size)
+        return answer(self._run(request), query, _whole(request, "page", 0), _PAGE_SIZE)
 
     def _wait_for_conversation(self, request: Request) -> None:
         self._reading.wait_for(self._run(request), *_place(request))
@@ -227,10 +226,6 @@ class _Api:
 
     def _text(self, request: Request) -> object:
         return text_answer(self._run(request), *_place(request), request.query_params.get("ref", ""))
-
-    def _judge(self, request: Request) -> object:
-        query = parse_query(request.query_params)
-        return judge_answer(self._run(request), query, _whole(request, "page", 0), _PAGE_SIZE)
 
     def _run(self, request: Request) -> RunIndex:
         index = _whole(request, "run", 0)

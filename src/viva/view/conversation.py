@@ -24,8 +24,6 @@ MAX_TEXT_CHARS = 6000
 _KEPT_HEAD = 4500
 _KEPT_TAIL = 1000
 
-_MAX_REF_PARTS = 8
-
 _PAIR = ("agent_id", "items", "is_flipped", "in_both_orders")
 
 
@@ -78,15 +76,14 @@ def _shown(value: Any, ref: str) -> Any:
 def text_at(row: Row, ref: str) -> str:
     """The text that a reference names, whole and visible; `ValueError` if there is none."""
     value: Any = row
-    parts = ref.split(".")
-    for part in parts[:_MAX_REF_PARTS]:
-        if isinstance(value, dict) and part in value:
-            value = value[part]
+    for part in ref.split("."):
+        if isinstance(value, dict):
+            value = value.get(part)
         elif isinstance(value, list) and part.isdecimal() and int(part) < len(value):
             value = value[int(part)]
         else:
             value = None
-    if not isinstance(value, str) or len(parts) > _MAX_REF_PARTS:
+    if not isinstance(value, str):
         raise ValueError(f"there is no text {ref[:60]!r} in this conversation")
     return printable(value)
 
@@ -262,8 +259,6 @@ def _token_turn(
     ]
     contexts = {"sampled_in": turn.sampled_in, "trained_in": turn.trained_in}
     return {
-        "seat": turn.seat,
-        "turn": turn.turn,
         "place": place,
         "title": _title(turn, place, record),
         **{name: values[:max_tokens] for name, values in columns.items()},

@@ -183,15 +183,10 @@ def page_of(found: Sequence[Entry], page: int, size: int) -> Sequence[Entry]:
     return found[page * size : (page + 1) * size]
 
 
-def facets(entries: Iterable[Entry]) -> dict[str, object]:
-    """The choices of a search: strategies with their counts, and the range of steps."""
-    entries = list(entries)
+def count_strategies(entries: Iterable[Entry]) -> list[dict[str, object]]:
+    """Every strategy, by its name, with the number of its conversations."""
     counts = Counter(entry.strategy for entry in entries)
-    steps = [entry.step for entry in entries]
-    return {
-        "strategies": [{"name": name, "count": count} for name, count in sorted(counts.items())],
-        "steps": [min(steps), max(steps)] if steps else None,
-    }
+    return [{"name": name, "count": count} for name, count in sorted(counts.items())]
 
 
 def choose(

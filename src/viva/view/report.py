@@ -22,7 +22,7 @@ from viva.view.answers import (
     rows_of,
     run_answer,
 )
-from viva.view.entries import Query, choose, facets
+from viva.view.entries import Query, choose, count_strategies
 from viva.view.files import names_of
 from viva.view.run_index import RunIndex, read_run
 from viva.view.summary import summary_answer
@@ -103,7 +103,7 @@ def _add_conversations(answers: dict[str, object], number: int, run: RunIndex) -
         "page": 0,
         "size": max(1, len(choices)),
         "rows": [row | {"reason": reason} for row, (_, reason) in zip(rows, choices, strict=True)],
-        "facets": facets(entries),
+        "strategies": count_strategies(entries),
     }
     return problems
 

@@ -176,10 +176,9 @@ async def _sample(
             direct=direct,
             num_samples=plan.shared.eval_samples,
             asks_greedy=plan.shared.eval_greedy,
-            begin=console.begin,
         )
         with costs.part("direct"):
-            answers = await evaluator.measure(opened.client)
+            answers = await evaluator.measure(opened.client, console.begin)
         asked, greedy = answers.asked, answers.greedy
         metrics["direct"] = answers.metrics()
     for kind, config in plan.conversations.items():

@@ -130,6 +130,5 @@ function onKey(event) {
 
 addEventListener("hashchange", draw);
 addEventListener("keydown", onKey);
-document.getElementById("views").append(...TABS.map(([name, title]) => h("a", { href: link([name]) }, title)));
 await draw();
 look();

@@ -12,30 +12,24 @@ function matches(text, wanted) {
 
 // Fetches what charts ask for in one request per turn of the event loop.
 class Points {
-  constructor() { this.known = new Map(); this.wanted = new Map(); }
+  constructor() { this.known = new Map(); this.wanted = new Set(); }
 
-  get(keys) {
+  async get(keys) {
     const missing = keys.filter((key) => !this.known.has(key));
-    if (!missing.length) return Promise.resolve();
-    return new Promise((resolve, reject) => {
-      if (!this.wanted.size) setTimeout(() => this.fetch(), 0);
-      this.wanted.set({ keys: missing }, { resolve, reject });
-    });
+    if (!missing.length) return;
+    for (const key of missing) this.wanted.add(key);
+    this.fetching ??= new Promise((resolve) => setTimeout(resolve, 0)).then(() => this.fetch());
+    await this.fetching;
   }
 
   async fetch() {
-    const waiting = [...this.wanted];
+    const keys = [...this.wanted];
     this.wanted.clear();
-    const keys = [...new Set(waiting.flatMap(([{ keys: wanted }]) => wanted))];
-    try {
-      for (let start = 0; start < keys.length; start += 60) {
-        const some = keys.slice(start, start + 60);
-        const runs = await ask("series", { key: some });
-        for (const key of some) this.known.set(key, runs.map((run) => run[key]));
-      }
-      for (const [, { resolve }] of waiting) resolve();
-    } catch (error) {
-      for (const [, { reject }] of waiting) reject(error);
+    this.fetching = null;
+    for (let start = 0; start < keys.length; start += 60) {
+      const some = keys.slice(start, start + 60);
+      const runs = await ask("series", { key: some });
+      for (const key of some) this.known.set(key, runs.map((run) => run[key]));
     }
   }
 

@@ -17,7 +17,6 @@ function result(each) {
 export class Evaluations {
   constructor(root) {
     this.root = root;
-    root.dataset.title = "evaluations";
   }
 
   async build() {

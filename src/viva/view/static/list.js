@@ -34,21 +34,21 @@ function choice(name, label, options, value, onchange) {
   return h("label", {}, h("span", {}, label), h("select", { name, onchange }, items(options, value)));
 }
 
-function strategies(facets) {
-  return [["", "any strategy"], ...facets.strategies.map(({ name, count }) => [name, `${name || "none"} (${count})`])];
+function strategyItems(strategies) {
+  return [["", "any strategy"], ...strategies.map(({ name, count }) => [name, `${name || "none"} (${count})`])];
 }
 
 // The strategies to choose from: more of them become known as the run goes on, or as its files are read.
-function renewStrategies(bar, facets, value) {
+function renewStrategies(bar, strategies, value) {
   const select = bar.elements.strategy;
-  if (select && select !== document.activeElement) replace(select, items(strategies(facets), value));
+  if (select && select !== document.activeElement) replace(select, items(strategyItems(strategies), value));
 }
 
 function field(name, label, type, value, oninput) {
   return h("label", {}, h("span", {}, label), h("input", { name, type, step: type === "number" ? "any" : null, value: value || "", oninput }));
 }
 
-function filterBar(parameters, facets, runs, changed) {
+function filterBar(parameters, strategies, runs, changed) {
   const timers = new Map(); // by field: what is typed into one must not drop what was typed into another
   const later = ({ target: { name, value } }) => {
     clearTimeout(timers.get(name));
@@ -60,7 +60,7 @@ function filterBar(parameters, facets, runs, changed) {
   if (isReport) return h("form", tools, runChoice);
   return h("form", tools, runChoice, field("text", "Question", "search", parameters.text, later),
     field("step_from", "From step", "number", parameters.step_from, later), field("step_to", "to step", "number", parameters.step_to, later),
-    choice("strategy", "Strategy", strategies(facets), parameters.strategy, now), choice("answers", "Answers", ANSWERS, parameters.answers, now),
+    choice("strategy", "Strategy", strategyItems(strategies), parameters.strategy, now), choice("answers", "Answers", ANSWERS, parameters.answers, now),
     choice("state", "State", STATES, parameters.state, now),
     field("reward_from", "Reward from", "number", parameters.reward_from, later), field("reward_to", "to", "number", parameters.reward_to, later),
     choice("order", "Order", ORDERS, parameters.order || "step", now));
@@ -85,9 +85,8 @@ export class Filtered {
 
   async build() {
     const answer = await ask(this.name, this.parameters());
-    this.root.dataset.title = this.name;
     this.body = h("div", { class: "rows" });
-    this.bar = filterBar(this.filters, answer.facets, this.runs, (name, value) => this.changed(name, value));
+    this.bar = filterBar(this.filters, answer.strategies, this.runs, (name, value) => this.changed(name, value));
     replace(this.root, h("h2", { class: "quiet" }, this.title), this.bar, this.body);
     this.fill(answer);
   }
@@ -97,7 +96,7 @@ export class Filtered {
     const loading = this.loading;
     const answer = await ask(this.name, this.parameters());
     if (loading !== this.loading) return;
-    renewStrategies(this.bar, answer.facets, this.filters.strategy);
+    renewStrategies(this.bar, answer.strategies, this.filters.strategy);
     this.renew(answer);
   }
 

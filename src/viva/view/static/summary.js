@@ -32,7 +32,6 @@ function one(run, { name, kind }) {
 export class Summary {
   constructor(root) {
     this.root = root;
-    root.dataset.title = "summary";
   }
 
   async build() {
