@@ -26,30 +26,37 @@ class TrainingClient(Protocol):
         self, data: list[tinker.Datum], loss_fn: str, loss_fn_config: dict[str, float] | None = None
     ) -> Awaitable[tinker.ForwardBackwardOutput]:
         """Add the gradient of the loss, summed over the data."""
+        ...
 
     def forward(
         self, data: list[tinker.Datum], loss_fn: str, loss_fn_config: dict[str, float] | None = None
     ) -> Awaitable[tinker.ForwardBackwardOutput]:
         """The loss without its gradient."""
+        ...
 
     def optim_step(self, adam_params: tinker.AdamParams, /) -> Awaitable[tinker.OptimStepResponse]:
         """Update the weights with the accumulated gradient."""
+        ...
 
     def save_state(
         self, name: str, ttl_seconds: int | None = None
     ) -> Awaitable[tinker.types.SaveWeightsResponse]:
         """Save weights and optimiser; the response has a ``path``. ``None``: never to be deleted."""
+        ...
 
     def save_weights_and_get_sampling_client(self) -> Any:
         """A snapshot for sampling; use `settled`."""
+        ...
 
     def save_weights_for_sampler(
         self, name: str, ttl_seconds: int | None = None
     ) -> Awaitable[tinker.types.SaveWeightsForSamplerResponse]:
         """Save weights for sampling; the response has a ``path``."""
+        ...
 
     def get_tokenizer(self) -> Any:
         """The model's tokenizer."""
+        ...
 
 
 @runtime_checkable
@@ -69,6 +76,7 @@ class PreciseTrainingClient(Protocol):
     @property
     def precision(self) -> str:
         """The name, such as ``float32``."""
+        ...
 
 
 @runtime_checkable
@@ -77,12 +85,15 @@ class AveragingTrainingClient(Protocol):
 
     def begin_average(self) -> Awaitable[None]:
         """Begin it at the present weights; it is saved and loaded with the optimiser."""
+        ...
 
     def update_average(self, decay: float) -> Awaitable[None]:
         """Move it to ``decay`` of itself and ``1 - decay`` of the present weights."""
+        ...
 
     def save_average_and_get_sampling_client(self) -> Any:
         """A snapshot of it for sampling; use `settled`."""
+        ...
 
 
 @runtime_checkable
@@ -110,6 +121,7 @@ def answers_together(client: object) -> bool:
 Ending = Literal["success", "errored", "interrupted"]
 """The end of a session's use, in the SDK's words."""
 
+
 Pending = Awaitable[TrainingClient] | TrainingClient
 """A training client, or a future of it."""
 
@@ -121,20 +133,25 @@ class ServiceClient(Protocol):
         self, base_model: str, rank: int = 32, seed: int | None = None
     ) -> Pending:
         """A new adapter on a base model."""
+        ...
 
     def create_training_client_from_state(self, path: str, base_model: str | None = None) -> Pending:
         """A training client with saved weights and a fresh optimiser."""
+        ...
 
     def create_training_client_from_state_with_optimizer(
         self, path: str, base_model: str | None = None
     ) -> Pending:
         """A training client that continues from a saved state."""
+        ...
 
     def create_sampling_client(self, model_path: str | None = None, base_model: str | None = None) -> Any:
         """A sampling client for saved weights or the base model."""
+        ...
 
     def close(self, status: Ending) -> Awaitable[None]:
         """End the session with the server; see `viva.training.service.end_session`."""
+        ...
 
 
 async def settled(pending: Awaitable[T] | T) -> T:
