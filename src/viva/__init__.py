@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from viva.conversation.protocol import Protocol, Round, Segment, Sight, View
     from viva.conversation.records import Conversation
     from viva.conversation.tools import Tool
-    from viva.recipes.common import FailedRunError
+    from viva.recipes import FailedRunError
 
 __all__ = [
     "Conversation",
@@ -37,7 +37,7 @@ _PLACES = {
     "viva.conversation.protocol": ("Protocol", "Round", "Segment", "Sight", "View"),
     "viva.conversation.records": ("Conversation",),
     "viva.conversation.tools": ("Tool",),
-    "viva.recipes.common": ("FailedRunError",),
+    "viva.recipes": ("FailedRunError",),
 }
 
 

@@ -20,8 +20,8 @@ from tiny_engine import IM_END, make_tokenizer
 import viva.cli
 import viva.serve.agents
 from viva.conversation.rendering import build_prompt, load_renderer
+from viva.recipes import FailedRunError
 from viva.recipes.agent import Config
-from viva.recipes.common import FailedRunError
 from viva.recipes.loop import run_recipe
 from viva.serve.agents import AgentCommand, AgentEnv, AgentFailedError, AgentGroupBuilder
 from viva.serve.episodes import EpisodeServer

@@ -19,7 +19,7 @@ from tiny_engine import ints, params
 
 import viva
 import viva.cli
-from viva.recipes.common import FailedRunError
+from viva.recipes import FailedRunError
 from viva.training import remote
 from viva.training import service as sessions
 from viva.training.service import EngineConfig, make_service

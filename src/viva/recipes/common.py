@@ -22,6 +22,7 @@ from viva.engine.gguf import gguf_folder, is_gguf
 from viva.hub import pinned, split_revision
 from viva.judging.judge import POLICIES
 from viva.model_files import model_digests
+from viva.recipes import FailedRunError, RefusedRunError
 from viva.run.checkpoints import Checkpoint, member_state, members_beside
 from viva.run.files import note_written
 from viva.run.folder import BehaviorIfExists, PreparedFolder, RunFolder, prepare_run_folder
@@ -385,14 +386,6 @@ def _report_changes(folder: RunFolder, client: TrainingClient, resume_from: Chec
             f"(checkpoints.jsonl keeps what its steps were computed with). Where that matters, resume it with {name} "
             f"{then}"
         )
-
-
-class RefusedRunError(ValueError):
-    """A run that cannot begin: a mistake in its options, or an engine that refuses them. Nothing was computed."""
-
-
-class FailedRunError(RuntimeError):
-    """A run that ended with an error after it had begun; the message says how to go on."""
 
 
 def finish_run(training: Training, *, model: str, is_complete: bool) -> None:

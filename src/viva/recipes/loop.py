@@ -16,16 +16,8 @@ from viva.eval.direct import DirectEvaluator, DirectSampler
 from viva.eval.judged import WinRateEvaluator
 from viva.judging.answers import AnswerCheck
 from viva.judging.judge import JudgeOptions
-from viva.recipes.common import (
-    REFUSED,
-    EngineCheck,
-    FailedRunError,
-    OpenRun,
-    RefusedRunError,
-    finish_run,
-    open_run,
-    say,
-)
+from viva.recipes import FailedRunError, RefusedRunError
+from viva.recipes.common import REFUSED, EngineCheck, OpenRun, finish_run, open_run, say
 from viva.recipes.config import RecipeConfig
 from viva.recipes.evaluation.target import OpenPolicy
 from viva.recipes.judges import judge_of, policy_of

@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING, Literal
 import chz
 
 from viva.conversation.messages import counted
-from viva.recipes.common import OpenRun, say
 from viva.recipes.config import RecipeConfig
 from viva.recipes.protocol import Game
 from viva.recipes.reward import refuse_unused
@@ -37,6 +36,7 @@ from viva.selfplay.check import find_protocol
 from viva.selfplay.user_code import source_digests
 
 if TYPE_CHECKING:
+    from viva.recipes.common import OpenRun
     from viva.recipes.demonstrations import Pair
     from viva.recipes.plan import Plan
     from viva.training.loop import Evaluator, Training
@@ -166,6 +166,7 @@ class Config(RecipeConfig):
 
 async def _make(config: Config, plan: Plan, opened: OpenRun, path: Path) -> None:
     """Write the examples, and the pairs that a judge is tested on."""
+    from viva.recipes.common import say
     from viva.recipes.demonstrations import (
         file_example,
         judged_pairs,
