@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
-from viva.conversation.records import Conversation, Reply, ReplyStatus
+from viva.conversation.records import Reply, ReplyStatus
 from viva.judging.ballots import (
     Item,
     Outcome,
@@ -86,15 +86,6 @@ class RankingReply(Reply):
         if not self.preferences:
             return ReplyStatus.UNSTRUCTURED
         return ReplyStatus.REPAIRED if self.dropped else ReplyStatus.OK
-
-
-def ballots_by_segment(conversation: Conversation) -> dict[str, dict[int, tuple[Vote, ...]]]:
-    """Votes of all rankings by segment and voter; a ballot that could not be read is empty."""
-    found: dict[str, dict[int, tuple[Vote, ...]]] = {}
-    for turn in conversation.turns:
-        if isinstance(turn.response, RankingReply):
-            found.setdefault(turn.segment, {})[turn.agent_id] = turn.response.preferences
-    return found
 
 
 class _Chain(NamedTuple):

@@ -279,3 +279,12 @@ class Transcript(_StoredRecord):
             first = error.errors()[0]
             field = ".".join(str(part) for part in first["loc"])
             raise ValueError(f"{where}: not a transcript: {field}: {first['msg']}") from error
+
+
+def ballots_by_segment(conversation: Conversation) -> dict[str, dict[int, tuple[Vote, ...]]]:
+    """Votes of all rankings by segment and voter; a ballot that could not be read is empty."""
+    found: dict[str, dict[int, tuple[Vote, ...]]] = {}
+    for turn in conversation.turns:
+        if isinstance(turn.response, RankingReply):
+            found.setdefault(turn.segment, {})[turn.agent_id] = turn.response.preferences
+    return found

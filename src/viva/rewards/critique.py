@@ -35,8 +35,8 @@ from viva.judging.comparison import (
     same_words,
 )
 from viva.judging.judge import JudgeOptions
-from viva.judging.ranking import LabelBallot, RankingReply, ballots_by_segment
-from viva.judging.records import ConversationRecord
+from viva.judging.ranking import LabelBallot, RankingReply
+from viva.judging.records import ConversationRecord, ballots_by_segment
 from viva.rewards.base import (
     Earnings,
     Match,

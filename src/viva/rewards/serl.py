@@ -36,8 +36,7 @@ from viva.judging.comparison import (
     pairs,
 )
 from viva.judging.judge import JudgeOptions
-from viva.judging.ranking import ballots_by_segment
-from viva.judging.records import ConversationRecord
+from viva.judging.records import ConversationRecord, ballots_by_segment
 from viva.rewards.base import JudgedReward, Match, Played, Reward, Scored, paid, reply_credit
 from viva.rewards.critique import check_segments
 from viva.rewards.solutions import Models, SolutionReward, Solutions

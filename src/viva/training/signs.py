@@ -40,8 +40,8 @@ from viva.judging.ballots import (
     sides_of,
 )
 from viva.judging.comparison import Outcome, label_comparisons, pair_flips, rank_correlation
-from viva.judging.ranking import LabelBallot, ballots_by_segment
-from viva.judging.records import ComparisonRecord, ConversationRecord
+from viva.judging.ranking import LabelBallot
+from viva.judging.records import ComparisonRecord, ConversationRecord, ballots_by_segment
 
 _TextVote: TypeAlias = tuple[str, str, float]
 """Two solutions and the share of a vote for the first: 1, or 0.5 for a tie."""
