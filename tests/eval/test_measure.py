@@ -8,6 +8,7 @@ from conversation_groups import round_robin_group
 
 from viva.eval.conversations import ConversationKind, play_all
 from viva.eval.direct import DirectEvaluator, DirectSampler, ask_all, match_tokens
+from viva.eval.figures import ladder_figures
 from viva.eval.records import WRONG
 from viva.judging.answers import CHECKS, AnswerCheck
 from viva.judging.comparison import VERDICT_PREFIX
@@ -122,6 +123,20 @@ async def test_a_reply_that_is_cut_within_its_form_is_wrong():
     sampler = client(STORY | {(1, 1): malformed("The answer is 1.")})
     played, _, _ = await play_all(sampler, conversations(sampler), ITEMS[:1], CHECKS["math"])
     assert not played[0].agents[1].final.right
+
+
+async def test_answers_in_other_spellings_vote_together():
+    forms = iter(["\\boxed{x/2}", "\\boxed{x}", "\\boxed{0.5x}"])
+    sampler = client(direct="{}")
+    sampler.script = lambda prompt, call: next(forms)
+    item = PromptItem(question="What is half of x?", answer="x/2")
+    (asked,) = await ask_all(sampler, direct(), [item], 3)
+    assert sorted(each.vote for each in asked.answers) == ["x", "x/2", "x/2"]
+    assert ladder_figures([asked])["maj@3"] == [(1.0, 1.0)]
+    said = {(0, 0): "\\boxed{2y}", (0, 1): "\\boxed{y+y}", (1, 0): "\\boxed{y}", (1, 1): "\\boxed{2y}"}
+    sampler = client(said)
+    played, _, _ = await play_all(sampler, conversations(sampler), ITEMS[:1], CHECKS["math"])
+    assert [each.final.vote for each in played[0].agents] == ["2y", "2y"]
 
 
 async def test_a_void_conversation_is_wrong_for_everybody_and_its_tokens_count():

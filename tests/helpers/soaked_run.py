@@ -21,13 +21,12 @@ from typing import Any
 from failing_calls import FailingSampler
 from random_models import make_model
 
-from viva.recipes.common import exit_code
+from viva.recipes import common
 from viva.recipes.config import parse_options
 from viva.recipes.conversation_preference_rl import Config
 from viva.recipes.demo import demo_options
 from viva.recipes.loop import run_recipe
 from viva.sdk import settled
-from viva.training import service
 
 FAILING_SHARE = 0.02
 HANG_SHARE = 0.02
@@ -184,8 +183,8 @@ def main(folder: Path, seconds: float, period: float) -> int:
     disk = FullDisk()
     os.fsync = disk
     meter = Meter(folder, seconds, period, disk)
-    make_service = service.make_service
-    service.make_service = lambda *args, **options: SoakedService(make_service(*args, **options), meter)
+    make_service = common.make_service
+    common.make_service = lambda *args, **options: SoakedService(make_service(*args, **options), meter)
     model = folder / "model"
     if not model.exists():
         make_model(model, "qwen3")
@@ -194,7 +193,7 @@ def main(folder: Path, seconds: float, period: float) -> int:
         config = parse_options(Config, [f"{name}={value}" for name, value in options.items()])
         hits = disk.num_hit
         try:
-            code = asyncio.run(exit_code(run_recipe(config)))
+            code = asyncio.run(common.exit_code(run_recipe(config)))
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise

@@ -1,5 +1,6 @@
 """Final answers are read and compared, and the checks tell whether one is right and what votes for the same."""
 
+import re
 import time
 
 import pytest
@@ -251,6 +252,63 @@ def test_a_text_votes_like_itself_and_reading_never_fails(text):
         vote = check.vote(text)
         assert vote is None or vote
         assert check.vote(text) == vote
+
+
+EXPRESSIONS = [
+    *("x/2", "$x/2$", "x - 3", "x-3", "n - 1", "2 - x", "a-3b", "2/x", "2 x", "2xy", "3i", "x2", "t/4 + 1"),
+    *("pi/2", "2 pi", "log 2", "sin 3", "3\u03c0", "\u221a2", "B3"),
+]
+QUANTITIES = [
+    *(
+        "5 km/h",
+        "12 hours",
+        "3 apples",
+        "1,000 dollars",
+        "5 cm",
+        "-3 degrees",
+        "50%",
+        "$50",
+        "3 out of the box",
+    ),
+    *("$5/hour", "5 m", "Option 3", "about 7", "12 - a dozen", "5 million", "Rs50"),
+]
+
+
+@pytest.mark.parametrize("answer", EXPRESSIONS)
+def test_an_expression_with_one_number_is_not_that_number(answer):
+    (number,) = re.findall("[0-9]", answer) if answer != "t/4 + 1" else ["4"]
+    for reply in ("\\boxed{{{}}}", "The answer is {}"):
+        assert is_correct(reply.format(answer), answer)
+        assert not is_correct(reply.format(number), answer)
+        assert not is_correct(reply.format(answer), number)
+
+
+@pytest.mark.parametrize("answer", QUANTITIES)
+def test_a_quantity_is_its_number_and_itself(answer):
+    number = "".join(re.findall("[-0-9]", answer.replace(" - ", "")))
+    for reply in ("\\boxed{{{}}}", "The answer is {}"):
+        assert is_correct(reply.format(answer), answer)
+        assert is_correct(reply.format(number), answer)
+        assert not is_correct(reply.format(number + "1"), answer)
+
+
+@pytest.mark.parametrize("answer", QUANTITIES[:9])
+def test_a_number_with_a_unit_in_a_box_is_that_number(answer):
+    number = "".join(re.findall("[-0-9]", answer))
+    assert is_correct(f"\\boxed{{{answer}}}", number)
+    assert answer_key(f"\\boxed{{{answer}}}") == number
+
+
+def test_replies_to_one_question_vote_alike_where_their_answers_are_equal():
+    texts = ["\\boxed{x/2}", "\\boxed{0.5x}", "\\boxed{x}", "", "The answer is 1/2.", "so it is 0.5"]
+    assert CHECKS["math"].votes(texts) == ["x/2", "x/2", "x", None, "1/2", "1/2"]
+    assert CHECKS["exact"].votes(texts) == [CHECKS["exact"].vote(text) for text in texts]
+
+
+@given(st.lists(st.integers(-20, 20).map(lambda number: f"The answer is {number}."), max_size=6))
+def test_numbers_vote_together_as_each_by_itself(texts):
+    for check in CHECKS.values():
+        assert check.votes(texts) == [check.vote(text) for text in texts]
 
 
 @given(st.integers(-9999, 9999), st.integers(-9999, 9999))

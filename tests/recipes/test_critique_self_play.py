@@ -115,7 +115,7 @@ def test_an_option_that_cannot_be_read_ends_the_program_with_status_2(argument, 
 
 def test_a_wrong_option_ends_the_program_before_the_engine_is_opened(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(
-        "viva.training.service.make_service", lambda *_, **__: pytest.fail("the engine was opened")
+        "viva.recipes.common.make_service", lambda *_, **__: pytest.fail("the engine was opened")
     )
     run_folder = tmp_path / "run"
     assert main(['train_prompts=["a"]', "num_agents=1", f"log_path={run_folder}"]) == 2

@@ -217,7 +217,7 @@ def test_an_edited_default_prompt_of_the_judge_is_told_and_kept(monkeypatch):
 def test_a_missing_learning_rate_is_told_before_a_model_is_loaded(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr("viva.training.service._fetched_config", lambda name: None)
     monkeypatch.setattr(
-        "viva.training.service.make_service", lambda *_, **__: pytest.fail("the engine was opened")
+        "viva.recipes.common.make_service", lambda *_, **__: pytest.fail("the engine was opened")
     )
     run = tmp_path / "run"
     assert main(['train_prompts=["a"]', "model_name=nobody/unknown", f"log_path={run}"]) == 2

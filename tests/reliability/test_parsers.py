@@ -213,6 +213,10 @@ MADE_IN_FUNCTIONS = {
         "f\"<(/?)({'|'.join(names)})>\"",
     ): "a choice of fixed names, without repetition",
     (
+        "viva.eval.records",
+        r"f'(?<![^\\W_]|[.-]){re.escape(wanted)}(?![^\\W_]|[.,]\\d)'",
+    ): "a fixed text between looks at a character or two, without repetition",
+    (
         "viva.judging.judge",
         "f'<{field}>([^<]*+)</{field}>'",
     ): "a fixed name on both sides of a possessive run without its first character",

@@ -15,10 +15,9 @@ import viva
 from viva import Protocol, Round, Segment
 from viva.conversation.protocol import Reading
 from viva.conversation.records import Reply, ReplyStatus
-from viva.judging.answers import is_correct
+from viva.judging.answers import answer_groups, is_correct
 from viva.judging.records import ConversationRecord
 from viva.rewards.credit import GroupCredit, SpanCredit, group_advantages
-from viva.rewards.majority import answer_groups
 from viva.rewards.shuffled import permuted, shuffled_credit
 from viva.selfplay.check import dry_runs
 from viva.selfplay.group import MultiAgentConversationEnvGroupBuilder

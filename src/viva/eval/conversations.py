@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from tinker_cookbook.rl.types import EnvGroupBuilder
 
 from viva.conversation.records import ReplyStatus, Solution, Turn
-from viva.eval.records import WRONG, AgentAnswers, Answer, PlayedProblem
+from viva.eval.records import WRONG, AgentAnswers, Answer, PlayedProblem, with_votes
 from viva.experts.strategy import record_of
 from viva.judging.answers import AnswerCheck
 from viva.judging.judge import SamplingClient
@@ -140,7 +140,8 @@ def _read_outcome(
         for turn, ending in zip(record.turns, _endings(outcome, record, num_agents), strict=True):
             if isinstance(turn.response, Solution):
                 solutions[turn.agent_id].append(_graded(turn, turn.response, *ending, answer, check))
-        for agent_id, own in enumerate(solutions):
+        graded = iter(with_votes([each for own in solutions for each in own], check))
+        for agent_id, own in enumerate([[next(graded) for _ in own] for own in solutions]):
             score = scores.get(agent_id)
             has_answer = own and score is not None  # else it failed, or never came to an answer
             first, final = (own[0], own[-1]) if has_answer else (WRONG, WRONG)

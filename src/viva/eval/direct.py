@@ -23,7 +23,16 @@ from tinker_cookbook.renderers.base import Renderer
 from viva.conversation.coordinator import gather_or_cancel, is_interrupted
 from viva.conversation.rendering import build_prompt, direct_messages, read_reply
 from viva.eval.figures import ladder_figures
-from viva.eval.records import WRONG, Answer, Asked, Costs, PlayedProblem, TokenCost, is_lenient
+from viva.eval.records import (
+    WRONG,
+    Answer,
+    Asked,
+    Costs,
+    PlayedProblem,
+    TokenCost,
+    is_lenient,
+    with_votes,
+)
 from viva.judging.answers import CHECKS, AnswerCheck
 from viva.judging.judge import SamplingClient
 from viva.judging.usage import count_tokens
@@ -192,7 +201,7 @@ async def ask_all(
         _ask(sampler, direct, index, item, range(num_samples), progress) for index, item in enumerate(items)
     )
     return tuple(
-        Asked(question=item.question, answer=item.answer, answers=tuple(answers))
+        Asked(question=item.question, answer=item.answer, answers=with_votes(answers, direct.check))
         for item, answers in zip(items, asked, strict=True)
     )
 
@@ -212,7 +221,7 @@ async def match_tokens(
         answers = await _answers_within(sampler, direct, index, each, have)
         progress.on_reply(sum(answer.num_tokens for answer in answers[len(have) :]))
         progress.on_group(answers)
-        return replace(each, direct=tuple(answers))
+        return replace(each, direct=with_votes(answers, direct.check))
 
     return tuple(await gather_or_cancel(match(index, each) for index, each in enumerate(played)))
 

@@ -7,12 +7,13 @@ import re
 import time
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from viva.judging.answers import AnswerCheck
 from viva.judging.reasoning_gym import plain_answer
 from viva.judging.usage import Meter, metering
 from viva.run.files import note_written, write_atomic
@@ -77,6 +78,13 @@ class Answer:
 
 WRONG = Answer(right=False, vote=None, finished=False, num_tokens=0, text="")
 """The answer that was not given."""
+
+
+def with_votes(answers: Sequence[Answer], check: AnswerCheck) -> tuple[Answer, ...]:
+    """The answers to one problem; those that are equal, such as ``x/2`` and ``0.5x``, have the same vote."""
+    voters = [place for place, answer in enumerate(answers) if answer.vote is not None]
+    votes = dict(zip(voters, check.votes([answers[place].text for place in voters]), strict=True))
+    return tuple(replace(answer, vote=votes.get(place)) for place, answer in enumerate(answers))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

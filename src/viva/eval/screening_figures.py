@@ -32,13 +32,13 @@ from viva.eval.estimates import (
 from viva.eval.figures import conversation_figures
 from viva.eval.records import Figure, PlayedProblem
 from viva.eval.screening import Criticised, Screened, solutions_of
+from viva.judging.answers import answer_groups
 from viva.judging.ballots import ballot_accuracy
 from viva.judging.comparison import Comparison, JudgeError, judge_accuracy, judge_health, reward_truth_gap
 from viva.judging.records import ConversationRecord
 from viva.judging.rubric import weighted_mean
 from viva.rewards import NAMES, Reward, find_reward
 from viva.rewards.base import UNPAID
-from viva.rewards.majority import answer_groups
 from viva.rewards.rubric import Rubric
 from viva.rewards.solutions import SolutionReward
 from viva.training.data import derive_seed

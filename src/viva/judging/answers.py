@@ -19,7 +19,7 @@ All scanners are linear in the text.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
@@ -35,7 +35,18 @@ _DIGITS = frozenset("0123456789")
 _NUMBER_PARTS = _DIGITS | frozenset(".,/")
 _NUMBER = re.compile(r"\.?[0-9][0-9.,/]*")
 _FRACTION = re.compile(r"(-?)\\[dt]?frac\{([^{}]{1,100})\}\{([^{}]{1,100})\}")
-_VARIABLE = re.compile(r"[0-9][abnxyz]\b")
+_FUNCTIONS = r"\b(?:sin|cos|tan|cot|sec|csc|log|ln|exp|sqrt|pi)\b"
+_VARIABLE = re.compile(
+    r"[0-9](?:[abinxyz]{1,3}\b| [nxyz]\b)"  # 2xy, 3i, 2 x
+    r"|(?:^|[-+/*($]) ?[A-Za-z] ?[-\u2212/] ?[0-9]"  # x - 3, x/2
+    r"|[0-9] ?[-\u2212/] ?[A-Za-z] ?(?:$|[-+/*),.;$])"  # 2 - x, 2/x
+    rf"|\b[A-Za-z]_?[0-9]|{_FUNCTIONS}|[\u03c0\u221a]"  # x2, pi/2
+)
+_WORDS = re.compile(
+    rf"(?<=[0-9]) (?!{_FUNCTIONS}|hundred|thousand|(?:m|b|tr)illion|dozen)"
+    r"[A-Za-z]{2,20}(?:[ /][A-Za-z]{1,20}){0,4}$"
+)
+"""A unit in plain words behind a number, such as `` km/h``."""
 _MINUS = ("-", "\u2212")
 _ENDS = (*")]}%!\u00b0", *_MINUS)
 """Ends of a term, behind which a minus is a difference, a range or a dash."""
@@ -59,7 +70,9 @@ def is_correct(text: str, answer: str) -> bool:
     if problem is not None:
         return problem.is_right(_answer_like(problem.answer, text))
     given, wanted = extract_answer(text), _known_answer(answer)
-    return given is not None and wanted is not None and same_answer(given, wanted)
+    if given is None or wanted is None:
+        return False
+    return same_answer(given, wanted) or _normalise(given) == _normalise(answer)
 
 
 def same_answer(given: str, wanted: str) -> bool:
@@ -90,6 +103,26 @@ def answer_key(text: str) -> str | None:
         return None
     value = _value(given)
     return _normalise(given) or None if value is None else str(value)
+
+
+def answer_groups(solutions: Sequence[str]) -> list[int | None]:
+    """A number for each solution, equal where their answers are; ``None`` for a solution without an answer."""
+    leaders: list[str] = []
+    number_of: dict[str, int] = {}
+    keys = [answer_key(text) for text in solutions]
+    for key, text in zip(keys, solutions, strict=True):
+        if key is None or key in number_of:
+            continue
+        answer = extract_answer(text) or key
+        known = [
+            number
+            for number, leader in enumerate(leaders)
+            if same_answer(answer, leader) or same_answer(leader, answer)
+        ]
+        number_of[key] = known[0] if known else len(leaders)
+        if not known:
+            leaders.append(answer)
+    return [None if key is None else number_of[key] for key in keys]
 
 
 def marked_answer(text: str) -> str | None:
@@ -186,7 +219,7 @@ def _is_sign(text: str, place: int) -> bool:
 
 
 def _only_number(text: str) -> str | None:
-    """The number that a short answer is: ``72 apples`` is 72, but ``2y`` or ``(3, 4)`` stay as they are."""
+    """The number that a short answer is: ``72 apples`` is 72, but ``x - 3`` or ``(3, 4)`` stay as they are."""
     numbers = _numbers(text)
     return numbers[0] if len(numbers) == 1 and not _is_expression(text) else None
 
@@ -202,7 +235,7 @@ def _last_number(text: str) -> str | None:
 
 def _value(answer: str) -> Fraction | None:
     """The number an answer stands for, or ``None``."""
-    text = _MEASURE.sub("", _strip_units(answer))
+    text = _WORDS.sub("", _MEASURE.sub("", _strip_units(answer)))
     text = (without_name(text) if "=" in text else text).replace(" ", "")
     if fraction := _FRACTION.fullmatch(text):
         text = "{}{}/{}".format(*fraction.groups())
@@ -257,8 +290,17 @@ class AnswerCheck:
     """From a reply and the known answer."""
     vote: Callable[[str], str | None]
     """The answer of a reply; equal texts are one vote. ``None``: nothing that could be counted."""
+    group: Callable[[Sequence[str]], list[int | None]] | None = None
+    """Numbers of several replies, equal where their answers are; without one, as `vote` tells."""
     refuses: Callable[[str], str | None] = lambda answer: None
     """A message about a known answer that could never be met."""
+
+    def votes(self, texts: Sequence[str]) -> list[str | None]:
+        """The answers of replies to one question; where the answers are equal, so are the texts."""
+        votes = [self.vote(text) for text in texts]
+        numbers = self.group(texts) if self.group is not None else votes
+        firsts = dict(zip(reversed(numbers), reversed(votes), strict=True))
+        return [firsts[number] for number in numbers]
 
 
 def _is_exact(text: str, answer: str) -> bool:
@@ -325,7 +367,7 @@ def _leading_letter(text: str) -> str | None:
 CHECKS: dict[str, AnswerCheck] = {
     check.name: check
     for check in (
-        AnswerCheck(name="math", is_right=is_correct, vote=answer_key),
+        AnswerCheck(name="math", is_right=is_correct, vote=answer_key, group=answer_groups),
         AnswerCheck(name="exact", is_right=_is_exact, vote=_exact_vote),
         AnswerCheck(name="choice", is_right=_is_choice, vote=_choice, refuses=_refuse_choice),
     )

@@ -69,7 +69,6 @@ _IN_PROSE = re.compile(
 )
 """An operator between two letters, wherever it stands."""
 _TOKEN = re.compile(r"\s*+([A-Za-z]++|[<>=~!≥≤≠≈≻≺≽≼-]++|[,;:])")
-_TOKENS = re.compile(rf"(?:{_TOKEN.pattern})*+")
 
 
 class RankingReply(Reply):
@@ -196,8 +195,17 @@ def _split_start(line: str) -> tuple[int | None, str]:
 def _tokens(line: str) -> list[str] | None:
     """Words, operators and separators of a line; ``None`` if there is anything else in it, or too much."""
     line = line.rstrip(" \t.;,")
-    is_read = len(line) <= _LONGEST_LINE and _TOKENS.fullmatch(line) is not None
-    return _TOKEN.findall(line) if is_read else None
+    if len(line) > _LONGEST_LINE:
+        return None
+    tokens: list[str] = []
+    place = 0
+    while place < len(line):
+        found = _TOKEN.match(line, place)
+        if found is None:
+            return None
+        tokens.append(found[1])
+        place = found.end()
+    return tokens
 
 
 def _single_letter(tokens: Sequence[str]) -> str | None:

@@ -17,11 +17,10 @@ from tinker_cookbook.rl.types import Metrics
 
 from viva.conversation.protocol import Protocol
 from viva.conversation.rendering import system_messages
-from viva.judging.answers import answer_key
+from viva.judging.answers import answer_groups, answer_key
 from viva.judging.comparison import Judge
 from viva.judging.judge import JudgeOptions
 from viva.rewards.base import JudgedReward, JudgeTask
-from viva.rewards.majority import answer_groups
 from viva.rewards.solutions import Models, SolutionReward, Solutions
 
 _WRITES = JudgeOptions(mode="verdict")

@@ -8,35 +8,13 @@ reply that was cut at the token limit, or that gives no answer, does not vote an
 """
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from tinker_cookbook.rl.types import Metrics
 
-from viva.judging.answers import answer_key, extract_answer, same_answer
+from viva.judging.answers import answer_groups
 from viva.rewards.solutions import SolutionReward, Solutions
-
-
-def answer_groups(solutions: Sequence[str]) -> list[int | None]:
-    """A number for each solution, equal where their answers are; ``None`` for a solution without an answer."""
-    leaders: list[str] = []
-    number_of: dict[str, int] = {}
-    keys = [answer_key(text) for text in solutions]
-    for key, text in zip(keys, solutions, strict=True):
-        if key is None or key in number_of:
-            continue
-        answer = extract_answer(text) or key
-        known = [
-            number
-            for number, leader in enumerate(leaders)
-            if same_answer(answer, leader) or same_answer(leader, answer)
-        ]
-        number_of[key] = known[0] if known else len(leaders)
-        if not known:
-            leaders.append(answer)
-    return [None if key is None else number_of[key] for key in keys]
-
 
 Voters = Literal["final", "first"]
 

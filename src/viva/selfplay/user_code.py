@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
 from viva.conversation.messages import did_you_mean
-from viva.judging.answers import CHECKS, AnswerCheck, answer_key
+from viva.judging.answers import CHECKS, AnswerCheck, answer_groups, answer_key
 from viva.judging.reasoning_gym import plain_answer
 
 if TYPE_CHECKING:
@@ -226,4 +226,4 @@ def find_check(name: str) -> AnswerCheck:
             raise GraderError(f"grader={name} must return True or False; got {verdict!r}")
         return bool(verdict)
 
-    return AnswerCheck(name=name, is_right=is_right, vote=answer_key)
+    return AnswerCheck(name=name, is_right=is_right, vote=answer_key, group=answer_groups)
