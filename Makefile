@@ -38,10 +38,12 @@ demo-tiny: setup
 demo-conversation: setup
 	$(PY) -m viva.recipes.demo conversation_preference_rl
 
-# Without the real models, tests on them are skipped and say so.
+# Without the real models, tests on them are skipped and say so. Kernels for one thread, which a test has, are compiled
+# once for both processes. Compiled modules are kept, whatever the environment says: many processes load them.
 test: setup
 	-$(PY) scripts/fetch_models.py
-	$(PY) -m pytest -n 2 --dist worksteal
+	-OMP_NUM_THREADS=1 $(PY) -m viva.engine.kernels
+	PYTHONDONTWRITEBYTECODE= $(PY) -m pytest -n 2 --dist worksteal
 
 models: setup
 	$(PY) scripts/fetch_models.py

@@ -6,9 +6,10 @@ leaves behind draws these numbers beside the property tests that come after it, 
 ``pytest --hypothesis-profile=explore`` draws new examples on every run.
 """
 
+import gc
 import os
 from collections.abc import Iterator
-from typing import Any
+from typing import IO, Any
 
 import pytest
 from hypothesis import settings
@@ -20,10 +21,30 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 os.environ.setdefault("TINKER_TELEMETRY", "0")
 
+# a look of the collector at all objects, of which libraries have a million, takes half a second; it is due after
+# 900,000 new ones, not after 70,000
+gc.set_threshold(9_000, *gc.get_threshold()[1:])
+
 # a deadline would fail tests for the load of the machine they run on
 settings.register_profile("repeatable", deadline=None, derandomize=True)
 settings.register_profile("explore", deadline=None, print_blob=True)
 settings.load_profile("repeatable")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def disks_are_not_waited_for() -> Iterator[None]:
+    """No test takes the power away, so what the system was given is there; a descriptor that is none still fails.
+
+    Whole runs force some fifty files to the disk. What is forced, and when, is watched by tests that put a function of
+    their own here; runs that are killed at such a call have processes of their own.
+    """
+
+    def told(file: int | IO[Any]) -> None:
+        os.fstat(file if isinstance(file, int) else file.fileno())
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", told)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -656,8 +656,14 @@ def test_the_groups_of_a_bed_are_written_apart(tmp_path):
     assert len(lines["seen"]) / (len(lines["seen"]) + len(lines["unseen"])) == pytest.approx(0.7, abs=0.02)
 
 
-def test_the_page_shows_what_the_ledger_holds():
-    assert run.PAGE.read_text(encoding="utf-8") == run.page()
+@pytest.fixture(scope="module")
+def page():
+    """What the ledger makes of the page, its prose and tables; seconds of resampling."""
+    return run.page()
+
+
+def test_the_page_shows_what_the_ledger_holds(page):
+    assert run.PAGE.read_text(encoding="utf-8") == page
     assert run.FRONT_PAGE.read_text(encoding="utf-8") == run.front_page()
 
 
@@ -760,8 +766,8 @@ def untrue_p_values(prose, tables):
     return found
 
 
-def test_p_by_holm_stands_beside_every_contrast_that_it_does_not_bear_out():
-    prose, _, tables = run.page().partition("\n## Tables")
+def test_p_by_holm_stands_beside_every_contrast_that_it_does_not_bear_out(page):
+    prose, _, tables = page.partition("\n## Tables")
     front = run.front_page()
     assert len(_CLAIM.findall(front)) >= 5
     assert len(_CLAIM.findall(prose)) > 40
@@ -783,8 +789,8 @@ def claims_without_a_row(prose, tables):
     ]
 
 
-def test_contrasts_at_one_learning_rate_are_those_of_the_tables():
-    prose, _, tables = run.page().partition("\n## Tables")
+def test_contrasts_at_one_learning_rate_are_those_of_the_tables(page):
+    prose, _, tables = page.partition("\n## Tables")
     section = prose.partition("### At one learning rate")[2].partition("\n### ")[0]
     assert len(_CLAIM.findall(section)) > 5
     assert claims_without_a_row(section, tables) == []

@@ -7,9 +7,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny_engine import with_kernels
 from torch import nn
 
-from viva.engine.kernels import can_compile
 from viva.engine.linear import (
     JointPart,
     PackedLinear,
@@ -32,9 +32,7 @@ BFLOAT16 = pytest.param(
         not can_pack(torch.zeros(1, 1, dtype=torch.bfloat16)), reason="no packed product in bfloat16 here"
     ),
 )
-TILED = pytest.param(
-    TiledLinear, marks=pytest.mark.skipif(not can_compile(torch.zeros(1, 1)), reason="there are no kernels")
-)
+TILED = pytest.param(TiledLinear, marks=with_kernels)
 
 
 def has_kernel(dtype: torch.dtype) -> bool:
@@ -72,7 +70,7 @@ def test_a_packed_layer_computes_what_the_layer_computed(
     assert torch.equal(others, before)
 
 
-@pytest.mark.skipif(not can_compile(torch.zeros(1, 1)), reason="there are no kernels")
+@with_kernels
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("num_rows", [191, 192, 193, 400, 1000])
 @torch.inference_mode()
@@ -89,7 +87,7 @@ def test_a_row_of_many_is_to_the_bit_what_it_is_alone(num_rows: int, dtype: torc
     assert torch.equal(whole, layer(transposed))
 
 
-@pytest.mark.skipif(not can_compile(torch.zeros(1, 1)), reason="there are no kernels")
+@with_kernels
 @pytest.mark.parametrize("has_pairs", [False, True])
 def test_the_kernel_multiplies_in_float32_and_where_it_can_in_bfloat16(
     has_pairs: bool, monkeypatch: pytest.MonkeyPatch
@@ -104,7 +102,7 @@ def test_the_kernel_multiplies_in_float32_and_where_it_can_in_bfloat16(
     assert not can_tile(torch.zeros(3, 3, dtype=torch.bfloat16))
 
 
-@pytest.mark.skipif(not can_compile(torch.zeros(1, 1)), reason="there are no kernels")
+@with_kernels
 @settings(deadline=None)
 @given(
     rows=st.integers(1, 60),

@@ -13,11 +13,10 @@ import pytest
 import tinker
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_engine import ints, params, plain_logprobs, run, supervised, train, weights
+from tiny_engine import ints, params, plain_logprobs, run, supervised, train, weights, with_kernels
 
 from viva.engine import EngineLimits, LocalServiceClient, LocalTrainingClient
 from viva.engine.checkpoint import MANIFEST
-from viva.engine.kernels import can_compile
 from viva.engine.linear import TiledLinear
 from viva.model_files import sealed
 
@@ -440,7 +439,7 @@ def test_fast_samples_in_bfloat16_what_is_trained_in_float32(
     assert seen.loss_fn_outputs[0]["logprobs"].data == expected.loss_fn_outputs[0]["logprobs"].data
 
 
-@pytest.mark.skipif(not can_compile(torch.zeros(1, 1)), reason="there are no kernels")
+@with_kernels
 @pytest.mark.parametrize("shared", [False, True])
 def test_fast_without_instructions_for_bfloat16_rounds_the_matrices_alone(
     shared: bool, model_dir: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
