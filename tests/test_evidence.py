@@ -592,24 +592,34 @@ def test_judges_that_are_followed_are_shown_by_tenths_of_the_run():
         "correct": [place // 2 / 10 for place in range(20)],
         "judge/accuracy": [None, 0.9] * 9 + [None] * 2,
     }
-    found = [cell("long_ema", seed, [0, 100], curve=curve) for seed in range(2)]
+    found = [cell("long_ema", seed, [0, 100], [0, 40], curve=curve) for seed in range(2)]
     row = long_table(found, {"long_ema": "average", "long_every": "some"}).splitlines()[-1]
     measured = ["90, 90, 90, ?", "0, 10, 40, 90", "3 to 87 at 20, 3 to 87 at 20", "never, never"]
-    assert row == f"| average | 0.001 | 2 | {' | '.join(measured)} | 50.0 (50.0 to 50.0) |"
+    ends = ["50.0 (50.0 to 50.0)", "20.0 (20.0 to 20.0)", "50.0 (50.0 to 50.0)"]
+    assert row == f"| average | 0.001 | 2 | {' | '.join([*measured, *ends])} |"
     assert long_table([], {"long_ema": "average"}) == ""
 
 
 def test_a_conversation_is_followed_by_its_first_solutions_and_verdicts_and_voting_has_no_judge():
     falls = {"correct/first": [0.5] * 10 + [0.2] * 10, "judge/verdict/accuracy": [0.75] * 20}
     found = [
-        cell("long_r_sol", 0, [100], curve=falls),
+        cell("long_r_sol", 0, [100], [80], curve=falls),
         cell("long_r_sol", 0, [50], curve={"correct/first": [0.5] * 20}, learning_rate=7e-4),
         cell("long_majority", 0, [0], curve={"correct": [0.5] * 20}),
     ]
     rows = long_table(found, {"long_r_sol": "talk", "long_majority": "votes"}).splitlines()[2:]
-    assert rows[0] == "| talk | 0.0007 | 1 | ?, ?, ?, ? | 50, 50, 50, 50 | 50 to 50 at 3 | never | 50.0 |"
-    assert rows[1] == "| talk | 0.001 | 1 | 75, 75, 75, 75 | 50, 50, 50, 20 | 50 to 50 at 3 | 13 | 100.0 |"
-    assert rows[2] == "| votes | 0.001 | 1 | ?, ?, ?, ? | 50, 50, 50, 50 | 50 to 50 at 3 | never | 0.0 |"
+    assert (
+        rows[0]
+        == "| talk | 0.0007 | 1 | ?, ?, ?, ? | 50, 50, 50, 50 | 50 to 50 at 3 | never | 50.0 | 50.0 | 50.0 |"
+    )
+    assert (
+        rows[1]
+        == "| talk | 0.001 | 1 | 75, 75, 75, 75 | 50, 50, 50, 20 | 50 to 50 at 3 | 13 | 100.0 | 80.0 | 100.0 |"
+    )
+    assert (
+        rows[2]
+        == "| votes | 0.001 | 1 | ?, ?, ?, ? | 50, 50, 50, 50 | 50 to 50 at 3 | never | 0.0 | 0.0 | 0.0 |"
+    )
 
 
 def test_without_points_for_ties_a_judge_that_knows_nothing_pays_the_rarer_answer_more():

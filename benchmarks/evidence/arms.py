@@ -37,8 +37,10 @@ contrasts, were named before they had been run, when such a judge of single answ
 and ``steps-large``. ``rubric_initial`` and its contrasts came when ``rubric_answers_first`` had been run once on
 ``steps-large``, where it took most of what the policy knew. ``foreign_critiques``, ``shuffled_critiques`` and the
 contrasts of ``r_sol_floor_0.1``, the default of today, were named before any of these had been run on a small bed;
-so were ``serl_votes`` and its contrasts. ``long_r_sol_kl_...`` came when ``long_r_sol`` had its three seeds, and
+so were ``serl_votes`` and its contrasts. ``long_r_sol_kl_0.01`` came when ``long_r_sol`` had its three seeds, and
 ``long_current_kl_0.01`` when 0.01 was chosen for these; other weights of it when three seeds of that had been seen.
+``majority_rate_...`` and ``r_sol_rate_...`` came last: on ``critics-70`` voting had been given the smaller rate of two
+and r_sol the larger, and these go a step beyond. They are in no named contrast.
 """
 
 from collections.abc import Mapping
@@ -58,6 +60,8 @@ RARE_TOKENS = 40_000
 REAL_TOKENS = 80_000
 """For every arm on the beds of a model that others trained."""
 LEARNING_RATES = (7e-4, 2e-3)
+SMALLEST_RATE, LARGEST_RATE = 2.5e-4, 5e-3
+"""Beyond both: of ``majority_rate_...`` and of ``r_sol_rate_...``."""
 REAL_RATES = (2e-4,)
 """That of ``make demo``, for every arm: none was tuned."""
 SWEPT_RATES = (1e-4, 5e-4, 1e-3)
@@ -70,7 +74,7 @@ NAMED = 99
 """Seed of cells that give the column of replies that name the answer, and no other figure."""
 TIMES_LONGER = 10
 KL_PENALTIES = (0.01, 0.03, 0.1)
-"""Weights of the penalty in ``long_r_sol_kl_...`` and ``long_current_kl_...``."""
+"""Weights of the penalty in ``long_current_kl_...``; ``long_r_sol_kl_0.01`` has the first."""
 
 LABELS = {
     "current": ("the policy as it is", {}),
@@ -158,6 +162,7 @@ def _critique(
     prolongs: str | None = None,
     steps_of: str | None = None,
     rate_of: str | None = None,
+    learning_rate: float | None = None,
     **options: object,
 ) -> Arm:
     return Arm(
@@ -167,6 +172,7 @@ def _critique(
         prolongs=prolongs,
         steps_of=steps_of,
         rate_of=rate_of,
+        learning_rate=learning_rate,
     )
 
 
@@ -201,6 +207,11 @@ ARMS: Mapping[str, Arm] = {
         for rank in SWEPT_RANKS
     },
     "majority": _samples("majority vote of plain samples (TTRL)", reward="majority"),
+    f"majority_rate_{SMALLEST_RATE:g}": _samples(
+        f"majority vote of plain samples, learning rate {SMALLEST_RATE:g}",
+        reward="majority",
+        learning_rate=SMALLEST_RATE,
+    ),
     "majority_few": _samples(
         "majority vote of 24 samples a step in groups of 4 (a model that others trained), as many steps as voting",
         reward="majority",
@@ -209,6 +220,11 @@ ARMS: Mapping[str, Arm] = {
     ),
     "shuffled": _samples("true answers, shuffled in their group: the floor", reward="shuffled"),
     "r_sol": _critique("critique self-play, r_sol alone", **_R_SOL),
+    f"r_sol_rate_{LARGEST_RATE:g}": _critique(
+        f"critique self-play, r_sol alone, learning rate {LARGEST_RATE:g}",
+        learning_rate=LARGEST_RATE,
+        **_R_SOL,
+    ),
     "r_meta": _critique("critique self-play, r_meta alone", reward="r_meta"),
     "r_diag": _critique("critique self-play, r_diag alone", reward="r_diag"),
     "critique": _critique(
@@ -382,15 +398,9 @@ ARMS: Mapping[str, Arm] = {
     "long_rare": _judged("judged: the policy as it is, a tie earns nothing", "RARE", prolongs="judged_rare"),
     "long_majority": _samples("majority vote of plain samples", prolongs="majority", reward="majority"),
     "long_r_sol": _critique("critique self-play, r_sol alone", prolongs="r_sol", **_R_SOL),
-    **{
-        f"long_r_sol_kl_{weight:g}": _critique(
-            f"critique self-play, r_sol alone, KL penalty {weight:g}",
-            prolongs="r_sol",
-            kl_penalty_coef=weight,
-            **_R_SOL,
-        )
-        for weight in KL_PENALTIES
-    },
+    "long_r_sol_kl_0.01": _critique(
+        "critique self-play, r_sol alone, KL penalty 0.01", prolongs="r_sol", kl_penalty_coef=0.01, **_R_SOL
+    ),
     **{
         f"long_current_kl_{weight:g}": _judged(
             f"judged: the policy as it is, KL penalty {weight:g}",
@@ -405,8 +415,8 @@ RARE_ARMS = ("answers", "group_32", "hint", "hint_iid")
 """Arms of the beds of rare successes."""
 LONG_ARMS = tuple(name for name, arm in ARMS.items() if arm.prolongs is not None)
 """Rewards that are followed for ten budgets."""
-ONCE_ARMS = ("long_r_sol_kl_0.03", "long_r_sol_kl_0.1")
-"""Those of one run each: whether a larger weight than the chosen one would do more."""
+RATE_ARMS = (f"majority_rate_{SMALLEST_RATE:g}", f"r_sol_rate_{LARGEST_RATE:g}")
+"""Voting and r_sol at learning rates beyond `LEARNING_RATES`."""
 
 CONTRASTS = (
     ("r_sol", "majority"),

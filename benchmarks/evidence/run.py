@@ -46,9 +46,9 @@ from evidence.arms import (
     CONTRASTS,
     LONG_ARMS,
     NAMED,
-    ONCE_ARMS,
     RARE_ARMS,
     RARE_CONTRASTS,
+    RATE_ARMS,
     THROWN_AWAY,
     WARM_CONTRASTS,
 )
@@ -103,8 +103,8 @@ PLAN: Sequence[Part] = (
     (("critics-50", "critics-60", "critics-80"), ("majority", "judged", "r_sol"), range(10)),
     (("sums", "words"), (*_PLAIN, *_TALKS, "hint", "feedback"), range(5)),
     (("rare-1", "rare-5", "rare-20", "rare-57"), RARE_ARMS, range(3)),
-    (("critics-70",), [arm for arm in LONG_ARMS if arm not in ONCE_ARMS], range(3)),
-    (("critics-70",), ONCE_ARMS, range(1)),
+    (("critics-70",), LONG_ARMS, range(3)),
+    (("critics-70",), RATE_ARMS, range(5)),
 )
 """The whole bench. Beds after a warm-up and the larger model's are named where they are run."""
 UNTRAINED = "untrained"

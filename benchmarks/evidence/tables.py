@@ -34,6 +34,12 @@ _FOLLOWED = {
     "samples or first solutions right (T = 1), the same tenths": ("correct", "correct/first"),
 }
 """Figures of a run of ten budgets, and the metrics that have them: of plain samples, and of a conversation."""
+_AT_THE_END = {
+    "temperature 0 at the end": "greedy",
+    "temperature 1": "sampled",
+    "majority of 8": "majority",
+}
+"""Columns of test problems after such a run, and their figures."""
 RESULTS = {
     "untrained": "untrained",
     "answers": "true answers: the ceiling",
@@ -44,6 +50,7 @@ RESULTS = {
     "peer_prediction": "peer prediction",
     "rubric_answers_first": "P(True): the policy reads each sample by itself, behind an answer of its own",
     "judged": "plain samples, judged in pairs by the policy",
+    "judged_rare": "the same, a tie earns nothing: rare answers are paid",
     "serl": "SERL: the same, a win over a solution of other length counts nothing",
     "preference": "conversation preference RL",
     "r_sol": "critique self-play, r_sol alone",
@@ -58,8 +65,8 @@ RESULTS = {
 }
 """Rows of the table of all beds, by arm."""
 FRONT_ARMS = (
-    *("untrained", "answers", "majority", "log_probability", "judged", "preference"),
-    *("r_sol", "no_exchange", "apart", "comas", "shuffled"),
+    *("untrained", "answers", "majority", "log_probability", "judged", "judged_rare"),
+    *("preference", "r_sol", "no_exchange", "apart", "comas", "shuffled"),
 )
 """Rows of the README's."""
 
@@ -363,7 +370,7 @@ def long_table(cells: Sequence[Cell], texts: Mapping[str, str]) -> str:
 
     A step at which no pair of a right and a wrong answer was compared says nothing of the judge.
     """
-    head = ["ten budgets", "learning rate", "seeds", *_FOLLOWED, *_TURNS, "temperature 0 at the end"]
+    head = ["ten budgets", "learning rate", "seeds", *_FOLLOWED, *_TURNS, *_AT_THE_END]
     rows = [head, ["---"] * len(head)]
     rates = sorted({cell["learning_rate"] for cell in cells})
     for (arm, text), rate in itertools.product(texts.items(), rates):
@@ -375,8 +382,8 @@ def long_table(cells: Sequence[Cell], texts: Mapping[str, str]) -> str:
         bests = [f"{100 * first:.0f} to {100 * best:.0f} at {step}" for first, best, step, _ in turns]
         falls = ["never" if fallen is None else str(fallen) for *_, fallen in turns]
         own = [_by_tenths(judges), _by_tenths(samples), ", ".join(bests), ", ".join(falls)]
-        end = _with_interval(matrix(found, "greedy").mean(axis=1))
-        rows.append([text, f"{rate:g}", str(len(found)), *own, end])
+        ends = [_with_interval(matrix(found, figure).mean(axis=1)) for figure in _AT_THE_END.values()]
+        rows.append([text, f"{rate:g}", str(len(found)), *own, *ends])
     return _markdown(rows) if len(rows) > 2 else ""
 
 
