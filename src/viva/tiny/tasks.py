@@ -110,9 +110,11 @@ def _numbers(kind: str, rng: random.Random) -> tuple[int, ...]:
             return rng.randint(3, 16), rng.randint(2, 9), rng.randint(2, 4)
         case "mul_add":
             return rng.randint(2, 5), rng.randint(2, 5), rng.randint(2, 9)
-        case _:  # mul_sub
+        case "mul_sub":
             a, b = rng.randint(2, 5), rng.randint(3, 5)
             return a, b, rng.randint(2, min(9, a * b - 1))
+        case _:
+            raise ValueError(f"unknown kind of problem {kind!r}; known: {', '.join(_TEMPLATES)}")
 
 
 def tell(kind: str, numbers: tuple[int, ...], *, name: str, item: str) -> Problem:
