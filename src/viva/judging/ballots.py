@@ -313,7 +313,7 @@ def ballot_health(
     counts: dict[str, list[bool]] = {
         "invalid_rate": [not ballots[voter] for voter in ballots],
         "tie_rate": [isinstance(vote, Tie) for vote in votes],
-        "cyclic_triads": list(cycles(majority(votes))),
+        "cyclic_triads": list(_cycles(majority(votes))),
         "unreadable_rate": [voter in unreadable for voter in ballots],
         "order_flips": list(order_flips(ballots, forward)),
         "self_preference": [
@@ -328,7 +328,7 @@ def ballot_health(
     return {name: sum(hits) / len(hits) for name, hits in counts.items() if hits}
 
 
-def cycles(decided: Mapping[_Pair, Preference]) -> Iterator[bool]:
+def _cycles(decided: Mapping[_Pair, Preference]) -> Iterator[bool]:
     """Whether each triple of items, all three pairs of them decided, is a cycle: everybody beats one of the others."""
     items = dict.fromkeys(item for pair in decided for item in pair)
     for triple in itertools.combinations(items, 3):

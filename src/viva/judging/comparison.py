@@ -19,7 +19,7 @@ from tinker_cookbook.renderers.base import Message
 from viva.conversation.coordinator import gather_or_cancel
 from viva.conversation.guard import remembering
 from viva.conversation.protocol import quote, shown_solution
-from viva.judging.ballots import Item, Outcome, Preference, cycles
+from viva.judging.ballots import Outcome
 from viva.judging.ranking import LabelBallot
 
 JUDGE_SYSTEM_PROMPT = """\
@@ -333,9 +333,6 @@ def judge_health(comparisons: Sequence[Comparison]) -> dict[str, float]:
         return {}
     asked = [comparison for comparison in comparisons if comparison.was_asked]
     both = _in_both_orders(asked)
-    decided: dict[frozenset[Item], Preference] = {
-        frozenset(pair): Preference(*pair) for pair, lead in _margins(asked).items() if lead > 0
-    }
     columns: dict[str, Sequence[float]] = {
         "preference_A_rate": [c.outcome is Outcome.A for c in asked],
         "preference_B_rate": [c.outcome is Outcome.B for c in asked],
@@ -346,7 +343,7 @@ def judge_health(comparisons: Sequence[Comparison]) -> dict[str, float]:
         "order_gap": [abs((one.score or 0.0) + (other.score or 0.0)) / 2 for one, other in both],
         "confidence": [abs(c.score) for c in asked if c.score is not None],
         "off_set_mass": [c.off_set_mass for c in asked if c.off_set_mass is not None],
-        "cyclic_triads": list(cycles(decided)),
+        "cyclic_triads": _cycles(asked),
     }
     return {"judge/identical_rate": 1.0 - len(asked) / len(comparisons)} | {
         f"judge/{name}": math.fsum(column) / len(column) for name, column in columns.items() if column
@@ -367,6 +364,17 @@ def pair_flips(comparisons: Sequence[Comparison]) -> list[float]:
         float(one.outcome is other.outcome is not Outcome.TIE)
         for one, other in _in_both_orders([each for each in comparisons if each.was_asked])
     ]
+
+
+def _cycles(comparisons: Sequence[Comparison]) -> list[bool]:
+    margin = _margins(comparisons)
+    agents = sorted({agent_id for pair in margin for agent_id in pair})
+    cyclic: list[bool] = []
+    for a, b, c in itertools.combinations(agents, 3):
+        around = [margin.get(pair, 0.0) for pair in ((a, b), (b, c), (c, a))]
+        if all(around):
+            cyclic.append(len({value > 0 for value in around}) == 1)
+    return cyclic
 
 
 def _margins(comparisons: Iterable[Comparison]) -> dict[tuple[int, int], float]:
