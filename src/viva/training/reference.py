@@ -30,11 +30,19 @@ _LAST = "prompt_logprobs_last_n"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KlPenalty:
-    """The reference of a run, and the weight of the distance from it."""
+    """The reference of a run, and the weight of the distance from it.
+
+    Raises:
+        ValueError: If the weight is not a positive number.
+    """
 
     coef: float
-    """In units of advantage by nat; a positive number."""
+    """In units of advantage by nat."""
     reference: PolicyRef
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.coef) and self.coef > 0):
+            raise ValueError(f"the weight of a KL penalty must be a positive number; got {self.coef}")
 
 
 async def penalised(batch: Batch, penalty: KlPenalty) -> Batch:
