@@ -55,7 +55,7 @@ class Interrupts:
         )
         listener.start()
         # the interpreter itself writes to the socket, at once; handlers run only between its instructions
-        handlers = {number: signal.signal(number, lambda *_: None) for number in _SIGNALS}
+        handlers = {number: signal.signal(number, _do_nothing) for number in _SIGNALS}
         before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
         try:
             yield
@@ -117,3 +117,7 @@ def _leave(number: signal.Signals) -> None:
         os.write(sys.stdout.fileno(), _SHOW_CURSOR)
     os.write(sys.stderr.fileno(), f"\nended at once by {number.name}; the run can be resumed\n".encode())
     os._exit(128 + number)
+
+
+def _do_nothing(number: int, frame: object) -> None:
+    del number, frame
