@@ -211,17 +211,19 @@ def _summary(told: Sequence[Advice], figures: Figures) -> Advice:
     unclear = [each.about for each in told if each.verdict == "unclear"]
     hope = _percent(_value(figures, "accuracy/greedy"))
     if free:
-        told = f"without known answers: {', '.join(free)} can work"
+        reason = f"without known answers: {', '.join(free)} can work"
     elif works and unclear:
-        told = f"known answers can teach here; these problems say too little about {', '.join(unclear)}"
+        reason = f"known answers can teach here; these problems say too little about {', '.join(unclear)}"
     elif works:
-        told = "only known answers can teach here; no reward without them follows the truth on these problems"
+        reason = (
+            "only known answers can teach here; no reward without them follows the truth on these problems"
+        )
     else:
-        told = (
+        reason = (
             f"no reward can work on these problems as they are asked (greedy accuracy {hope}); change the problems, "
             "how they are asked, or the model first"
         )
-    return _note("summary", told)
+    return _note("summary", reason)
 
 
 def _without_answers(figures: Figures) -> Iterator[Advice]:
