@@ -211,17 +211,19 @@ def _summary(told: Sequence[Advice], figures: Figures) -> Advice:
     unclear = [each.about for each in told if each.verdict == "unclear"]
     hope = _percent(_value(figures, "accuracy/greedy"))
     if free:
-        text = f"without known answers: {', '.join(free)} can work"
+        reason = f"without known answers: {', '.join(free)} can work"
     elif works and unclear:
-        text = f"known answers can teach here; these problems say too little about {', '.join(unclear)}"
+        reason = f"known answers can teach here; these problems say too little about {', '.join(unclear)}"
     elif works:
-        text = "only known answers can teach here; no reward without them follows the truth on these problems"
+        reason = (
+            "only known answers can teach here; no reward without them follows the truth on these problems"
+        )
     else:
-        text = (
+        reason = (
             f"no reward can work on these problems as they are asked (greedy accuracy {hope}); change the problems, "
             "how they are asked, or the model first"
         )
-    return _note("summary", text)
+    return _note("summary", reason)
 
 
 def _without_answers(figures: Figures) -> Iterator[Advice]:
