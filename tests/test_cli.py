@@ -149,6 +149,17 @@ def test_a_command_that_only_looks_loads_no_heavy_package(arguments: list[str], 
     assert not heavy & set(done.stdout.splitlines()[-1].split())
 
 
+def test_threads_are_set_before_a_command_loads_torch(tmp_path: Path) -> None:
+    code = (
+        "import os, sys; from viva.cli import main; "
+        "print(main(['rescore', 'gone']), 'torch' in sys.modules, os.environ['OMP_WAIT_POLICY'])"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment, cwd=tmp_path)
+    assert done.stdout.split() == ["2", "True", "passive"]
+
+
 @pytest.mark.parametrize(
     "arguments", ["recipes", "view", "--help", "train critique_self_play --help", "protocol check critique"]
 )

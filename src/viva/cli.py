@@ -126,6 +126,7 @@ def _run(argv: Sequence[str] | None) -> int:
     if options.command is None:
         parser().print_help()
         return 0
+    prepare_threads()  # commands may load torch before they do anything else
     try:
         return _COMMANDS[options.command][0](options) or 0
     except (ValueError, OSError) as error:
@@ -183,7 +184,6 @@ def _chosen(config_class: type[ResultT], options: argparse.Namespace) -> ResultT
     """The options of a command that computes."""
     from viva.recipes.config import parse_options
 
-    prepare_threads()
     return parse_options(config_class, options.options)
 
 
@@ -238,7 +238,6 @@ def _eval(options: argparse.Namespace) -> None:
 
 
 def _screen(options: argparse.Namespace) -> None:
-    prepare_threads()
     from viva.recipes.evaluation.planned import parse_screen
 
     chosen, planned = parse_screen(options.options)
@@ -277,7 +276,6 @@ def _protocol(options: argparse.Namespace) -> int:
 
 
 def _cookbook(options: argparse.Namespace) -> int:
-    prepare_threads()
     from viva.recipes.programs import cookbook_module, cookbook_programs, run_cookbook_program
 
     module = cookbook_module(options.program)
