@@ -351,10 +351,11 @@ def test_the_levels_of_the_package_are_those_of_the_ledger() -> None:
         )
 
 
-def test_the_page_has_the_collapses_of_the_ledger() -> None:
+@pytest.mark.parametrize("name", ["collapse.jsonl", "collapse_kl.jsonl"])
+def test_the_page_has_the_collapses_of_the_ledger(name: str) -> None:
     runs, watched = (
         [json.loads(text) for text in path.read_text().splitlines()]
-        for path in (LEDGER.with_name("collapse.jsonl"), LEDGER)
+        for path in (LEDGER.with_name(name), LEDGER)
     )
     rows = collapse_table(runs, watched).splitlines()[2:]
     page = (LEDGER.parents[1] / "docs" / "alarms.md").read_text()

@@ -133,7 +133,12 @@ async def test_answers_in_other_spellings_vote_together():
     (asked,) = await ask_all(sampler, direct(), [item], 3)
     assert sorted(each.vote for each in asked.answers) == ["x", "x/2", "x/2"]
     assert ladder_figures([asked])["maj@3"] == [(1.0, 1.0)]
-    said = {(0, 0): "\\boxed{2y}", (0, 1): "\\boxed{y+y}", (1, 0): "\\boxed{y}", (1, 1): "\\boxed{2y}"}
+    said = {
+        (0, 0): "\\boxed{{2y}}",
+        (0, 1): "\\boxed{{y+y}}",
+        (1, 0): "\\boxed{{y}}",
+        (1, 1): "\\boxed{{2y}}",
+    }
     sampler = client(said)
     played, _, _ = await play_all(sampler, conversations(sampler), ITEMS[:1], CHECKS["math"])
     assert [each.final.vote for each in played[0].agents] == ["2y", "2y"]
