@@ -134,10 +134,12 @@ def test_a_second_process_is_refused_beside_a_live_run_and_a_killed_one_goes_on(
 def test_of_two_processes_that_begin_at_once_one_is_refused(tmp_path):
     prepared = prepare_run_folder(tmp_path / "run", behavior="raise", config={"seed": 2})
     with holding(tmp_path / "run") as first:
+        os.kill(first.pid, signal.SIGSTOP)  # it may not have written all that a run begins with
         before = contents(tmp_path)
         with pytest.raises(ValueError, match=f"is in use: process {first.pid} on"):
             prepared.open()
         assert contents(tmp_path) == before
+        os.kill(first.pid, signal.SIGCONT)
     with pytest.raises(ValueError, match=r"a run was begun in log_path=.* meanwhile"):
         prepared.open()
     assert json.loads((tmp_path / "run" / "config.json").read_text())["seed"] == 1
