@@ -244,6 +244,9 @@ class MultiAgentCoordinator:
         self._turns = [
             turn for turn in self._turns if turn.agent_id != agent_id or turn.round_index < round_index
         ]
+        for lane, rounds_R in enumerate(self._rounds_L_R):
+            self._num_replies[agent_id, lane] = sum(each < round_index for each in rounds_R)
+            self._given.pop((agent_id, lane), None)
 
     def _next_round(self, agent_id: int, lane: int) -> int:
         """Round of the next turn in a lane; the number of rounds if there is none."""

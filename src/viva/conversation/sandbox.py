@@ -26,7 +26,7 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, Protocol, runtime_checkable
 
 _SECRET = re.compile("KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL", re.I)
 _FILE_BYTES = 64 << 20
@@ -252,9 +252,14 @@ def _work(job: LimitedFunction, arguments: dict[str, object], write: int) -> NoR
     os._exit(0)
 
 
-def _plain(value: Any) -> object:
+@runtime_checkable
+class _Numbers(Protocol):
+    def tolist(self) -> object: ...
+
+
+def _plain(value: object) -> object:
     """Numbers and arrays of numpy and torch as Python's own; anything else as it shows itself."""
-    found: object = value.tolist() if hasattr(value, "tolist") else value
+    found = value.tolist() if isinstance(value, _Numbers) else value
     return repr(value) if type(found) is type(value) else found
 
 

@@ -64,8 +64,11 @@ class Tool:
             raise ValueError(f"{what} must be a plain function: declare it without async and yield")
         if not inspect.getdoc(self.function):
             raise ValueError(f"{what} has no docstring, by which agents know what it does: write one")
-        for name in ("timeout_s", "memory_mb", "max_chars"):
-            value = getattr(self, name)
+        for name, value in (
+            ("timeout_s", self.timeout_s),
+            ("memory_mb", self.memory_mb),
+            ("max_chars", self.max_chars),
+        ):
             if not 0 < value < float("inf"):
                 raise ValueError(f"{name} of {what} must be a positive number; got {value}")
         _arguments(self.function)

@@ -105,7 +105,7 @@ class Bench:
         return gap
 
     def check_tempered(self, found_S: Array, trained_S: Array, temperature: float) -> float:
-        """How far logprobs of tokens at one place are from the trainer's at a temperature.
+        """Distance of logprobs of tokens at one place from the trainer's at a temperature.
 
         Raises:
             WrongAnswerError: If that is more than rounding makes, or they are nearer to those at temperature 1.

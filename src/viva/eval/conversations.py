@@ -170,7 +170,7 @@ def _graded(
 
 
 def _endings(outcome: GroupOutcome, record: ConversationRecord, num_agents: int) -> list[tuple[bool, int]]:
-    """By turn: whether the policy ended it, and how many tokens it took.
+    """The ends of all turns: whether the policy ended it, and how many tokens it took.
 
     Seats come agent by agent and lane by lane, and a seat's transitions are the replies it wrote, in order.
     """

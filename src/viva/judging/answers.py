@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 
-from viva.judging.expressions import same_expression, without_name
+from viva.judging.expressions import FUNCTIONS, same_expression, without_name
 from viva.judging.reasoning_gym import find_problem, plain_answer
 
 _BOXED = "\\boxed{"
@@ -35,15 +35,17 @@ _DIGITS = frozenset("0123456789")
 _NUMBER_PARTS = _DIGITS | frozenset(".,/")
 _NUMBER = re.compile(r"\.?[0-9][0-9.,/]*")
 _FRACTION = re.compile(r"(-?)\\[dt]?frac\{([^{}]{1,100})\}\{([^{}]{1,100})\}")
-_FUNCTIONS = r"\b(?:sin|cos|tan|cot|sec|csc|log|ln|exp|sqrt|pi)\b"
+_FUNCTIONS = rf"\b(?:{'|'.join(sorted(FUNCTIONS | {'sec', 'csc', 'ln'}))})\b"
 _VARIABLE = re.compile(
     r"[0-9](?:[abinxyz]{1,3}\b| [nxyz]\b)"  # 2xy, 3i, 2 x
     r"|(?:^|[-+/*($]) ?[A-Za-z] ?[-\u2212/] ?[0-9]"  # x - 3, x/2
     r"|[0-9] ?[-\u2212/] ?[A-Za-z] ?(?:$|[-+/*),.;$])"  # 2 - x, 2/x
     rf"|\b[A-Za-z]_?[0-9]|{_FUNCTIONS}|[\u03c0\u221a]"  # x2, pi/2
 )
+_COUNTS = "hundred|thousand|(?:m|b|tr)illion|dozen"
+"""Words that stand for numbers."""
 _WORDS = re.compile(
-    rf"(?<=[0-9]) (?!{_FUNCTIONS}|hundred|thousand|(?:m|b|tr)illion|dozen)"
+    rf"(?<=[0-9]) (?!{_FUNCTIONS}|{_COUNTS})"
     r"[A-Za-z]{2,20}(?:[ /][A-Za-z]{1,20}){0,4}$"
 )
 """A unit in plain words behind a number, such as `` km/h``."""
@@ -54,7 +56,7 @@ _CURRENCIES = ("$", "\u20ac", "\u00a3")
 _UNITS = ("^\\circ", "^{\\circ}", "\u00b0", "\\%", "%", "\\$", *_CURRENCIES, "\\,", "\\!")
 _MEASURE = re.compile(
     r"\\(?:text|textrm|mathrm|mbox)\{\s{0,4}"
-    r"(?!\s|[a-fi-kn-rt-z]\s{0,4}\}|hundred|thousand|(?:m|b|tr)illion|dozen)"
+    rf"(?!\s|[a-fi-kn-rt-z]\s{{0,4}}\}}|{_COUNTS})"
     r"[^{}\d]{1,40}\}(?:\^(?:\d|\{\d\}))?$"
 )
 """A unit in letters behind a number, such as ``\\text{ cm}^2``; variables and words for numbers are none."""
@@ -297,10 +299,11 @@ class AnswerCheck:
 
     def votes(self, texts: Sequence[str]) -> list[str | None]:
         """The answers of replies to one question; where the answers are equal, so are the texts."""
-        votes = [self.vote(text) for text in texts]
-        numbers = self.group(texts) if self.group is not None else votes
-        firsts = dict(zip(reversed(numbers), reversed(votes), strict=True))
-        return [firsts[number] for number in numbers]
+        if self.group is None:
+            return [self.vote(text) for text in texts]
+        numbers = self.group(texts)
+        votes = {number: self.vote(texts[numbers.index(number)]) for number in set(numbers)}
+        return [votes[number] for number in numbers]
 
 
 def _is_exact(text: str, answer: str) -> bool:

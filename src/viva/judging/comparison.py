@@ -225,6 +225,13 @@ class Judge(ABC):
         judge.answers_first = False
         return judge
 
+    async def messages_for(
+        self, question: str, solution_a: str, solution_b: str, system_prompt: str, seed: int
+    ) -> list[Message]:
+        """The messages of one comparison, behind the judge's own answer if it answers first."""
+        judge = await self.for_question(question, seed)
+        return judge_messages(question, solution_a, solution_b, system_prompt, judge.own_answer)
+
 
 class NoValidComparisonsError(RuntimeError):
     """An agent has no valid matchup, so it has no reward; ``metrics`` are those of `judge_health`."""
@@ -359,7 +366,7 @@ def _in_both_orders(comparisons: Sequence[Comparison]) -> list[tuple[Comparison,
 
 
 def pair_flips(comparisons: Sequence[Comparison]) -> list[float]:
-    """By pair that was judged in both orders, 1 if the verdict flips with the order, as in ``judge/position_bias``."""
+    """Numbers of pairs that were judged in both orders, 1 if the verdict flips, as in ``judge/position_bias``."""
     return [
         float(one.outcome is other.outcome is not Outcome.TIE)
         for one, other in _in_both_orders([each for each in comparisons if each.was_asked])

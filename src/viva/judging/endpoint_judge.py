@@ -19,7 +19,6 @@ from viva.judging.comparison import (
     Comparison,
     Judge,
     Outcome,
-    judge_messages,
     read_labels,
     same_words,
 )
@@ -53,9 +52,8 @@ class EndpointJudge(Judge):
         """
         if same_words(solutions[first], solutions[second]):
             return Comparison(first=first, second=second, outcome=Outcome.TIE, score=0.0, was_asked=False)
-        judge = await self.for_question(question, seed)
-        messages = judge_messages(
-            question, solutions[first], solutions[second], self.options.system_prompt, judge.own_answer
+        messages = await self.messages_for(
+            question, solutions[first], solutions[second], self.options.system_prompt, seed
         )
         if self.options.mode == "verdict":
             answer = await self.endpoint.ask(messages, max_tokens=self.options.max_tokens)

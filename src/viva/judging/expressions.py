@@ -39,7 +39,8 @@ _ASSIGNED = re.compile(r"^\s*([A-Za-z]|\\[a-z]+)\s*=(?!=)")
 _TEXT = re.compile(r"\\(?:text|mathrm|textbf|mbox)\s*\{[^{}]*\}")
 _COMMAND = re.compile(r"\\[A-Za-z]+")
 _WORD = re.compile(r"[A-Za-z]{3,}")
-_FUNCTIONS = frozenset({"sin", "cos", "tan", "cot", "log", "exp", "sqrt", "pi"})
+FUNCTIONS = frozenset({"sin", "cos", "tan", "cot", "log", "exp", "sqrt", "pi"})
+"""Words that an expression may have."""
 _ENDLESS = ("!", "\\sum", "\\prod", "\\int", "\\lim", "\\binom", "**")
 _POWER = re.compile(r"\^\s*(?:\{([^{}]*)\}|(\\?\w))")
 _BRACKET_POWER = re.compile(r"[)\]}]\s*+\^\s*+\{?+\s*+[0-9]{2}")
@@ -123,7 +124,7 @@ def _is_tame(text: str) -> bool:
     if _BRACKET_POWER.search(text):
         return False
     bare = _COMMAND.sub(" ", _TEXT.sub(" ", text))
-    if set(_WORD.findall(bare)) - _FUNCTIONS:
+    if set(_WORD.findall(bare)) - FUNCTIONS:
         return False
     return all(_is_small(exponent or letter) for exponent, letter in _POWER.findall(text)) and (
         len(_POWER.findall(text)) == text.count("^")

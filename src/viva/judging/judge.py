@@ -38,7 +38,6 @@ from viva.judging.comparison import (
     Judge,
     JudgeError,
     Outcome,
-    judge_messages,
     read_labels,
     same_words,
 )
@@ -252,9 +251,8 @@ class PolicySelfComparisonJudge(Judge):
         """
         if same_words(solutions[first], solutions[second]):
             return Comparison(first=first, second=second, outcome=Outcome.TIE, score=0.0, was_asked=False)
-        judge = await self.for_question(question, seed)
-        messages = judge_messages(
-            question, solutions[first], solutions[second], self.options.system_prompt, judge.own_answer
+        messages = await self.messages_for(
+            question, solutions[first], solutions[second], self.options.system_prompt, seed
         )
         if self._labels is not None:
             return await self.compare_by_labels(messages, first, second, seed)

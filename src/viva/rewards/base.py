@@ -417,7 +417,7 @@ class FunctionReward(Reward):
     def _checked(
         self, found: object, conversation: Conversation, streams: Mapping[str, str | None]
     ) -> tuple[dict[int, float], dict[int, dict[str, float]] | None]:
-        """What the function returned, if it is a reward: by agent, and by agent and segment where it says so.
+        """The rewards that the function returned: by agent, and by agent and segment where it says so.
 
         ``streams`` are those of the segments.
         """

@@ -111,7 +111,7 @@ class SolutionReward(Reward):
         return {name: value for name, value in said.items() if value is not None}
 
     def known(self, said: T | None, what: str) -> T:
-        """What judge or scorer said; a `ValueError` where it is not known."""
+        """The judgement of a judge or scorer; a `ValueError` where it is not known."""
         if said is None:
             raise ValueError(
                 f"the reward {self.name!r} needs {what}, which is not known here; only conversations and samples that "

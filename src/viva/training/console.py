@@ -23,9 +23,9 @@ class StepProgress:
 
     num_groups: int
     noun: str = "conversations"
-    """What is counted."""
+    """Name of those that are counted."""
     title: str = ""
-    """Of a part of an evaluation."""
+    """Name of a part of an evaluation."""
     expected_tokens: float | None = None
     """Tokens that are likely to be sampled, judging by the step or evaluation before."""
     clock: Callable[[], float] = time.monotonic

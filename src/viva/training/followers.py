@@ -158,7 +158,7 @@ class PastSelves:
     """The member, for messages."""
     every: int
     most: int
-    """Of the saved ones, so many of the newest are met."""
+    """Number of past selves that are met, the newest of those that are saved."""
     client: TrainingClient
     """Has the member's weights."""
     service: ServiceClient
