@@ -53,7 +53,7 @@ class ModelCard:
 
 
 def measurements(run: RunIndex, num_steps: int) -> dict[str, Gain]:
-    """The change of each metric up to the last evaluation that is not later than the weights; none of damaged metrics."""
+    """The change of each metric up to the last evaluation that is not later than the weights; none if damaged."""
     if _damage(run) is not None:
         return {}
     found = {metric: gain_of(run, metric, num_steps=num_steps) for metric in _RESULTS}
