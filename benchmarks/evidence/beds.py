@@ -125,7 +125,8 @@ _FAMILIES = {"products": {"max_digits": 1}, "chain_sum": {"max_digits": 1, "max_
 """Of reasoning-gym, as `viva screen` found them in reach."""
 _BEHIND = "Give only the final answer."
 _BARE = "Reply with a number alone, without words."
-_LARGE_FILE = "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf"
+LARGE_MODEL = "qwen2.5-coder-1.5b-instruct"
+_LARGE_FILE = f"{LARGE_MODEL}-q4_k_m.gguf"
 _LARGE_MAX_TOKENS = 12
 _LARGE_TEST_PER_KIND = 20
 _NUM_DRAWN = 3000

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
 import viva
 from evidence.arms import ARMS, COMMON, CRITIQUE, PREFERENCE, TIMES_LONGER
@@ -155,9 +156,17 @@ def tokens_of(run: viva.Run) -> dict[str, int]:
 
 def tokens_to_signal(run: viva.Run) -> int | None:
     """All tokens up to the first step with a reward above 0; ``None`` if there was none."""
-    rewarded = run.metrics["reward/max"].to_numpy() > 0
-    spent = run.metrics["rollout/total_tokens"].cumsum().to_numpy()
-    return int(spent[rewarded.argmax()]) if rewarded.any() else None
+    return _tokens_until(run, run.metrics["reward/max"] > 0)
+
+
+def tokens_to_half(run: viva.Run) -> int | None:
+    """All tokens up to the first step whose plain samples are right in half of cases; ``None`` if there was none."""
+    return _tokens_until(run, run.metrics["experts/iid/reward_mean"] >= 0.5)
+
+
+def _tokens_until(run: viva.Run, has_come: pd.Series) -> int | None:
+    spent = run.metrics["rollout/total_tokens"].cumsum()
+    return int(spent[has_come].iloc[0]) if has_come.any() else None
 
 
 def train(bed: Bed, arm: str, seed: int, settings: Settings, folder: Path) -> viva.Run:
@@ -213,6 +222,8 @@ def cell(
             for name in CURVE
             if name in run.metrics
         }
+    if bed.level is not None:
+        line["tokens_to_half"] = tokens_to_half(run)
     if seed in TALKING_SEEDS and (kind := KINDS.get(ARMS[arm].recipe)) is not None:
         talked_about = items_of(bed)[:NUM_CONVERSATIONS]
         file = folder / "conversations.json"

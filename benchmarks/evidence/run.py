@@ -1,6 +1,7 @@
 """What does conversation add? Every reward on every bed, at equal total tokens, against voting, truth and chance.
 
-    make evidence                                                  # what is missing of the plan, cell after cell
+    make evidence                                                  # what is missing of the plan, cell after cell,
+                                                                   # and the runs of benchmarks/alarms.py
     python benchmarks/evidence/run.py [beds=steps,trap-70] [arms=majority,r_sol] [seeds=10] [cells=20]
     python benchmarks/evidence/run.py seeds=named [beds=...]       # one more cell an arm, for the column of replies
                                           # that name the answer, which cells of the first sessions lack
@@ -19,18 +20,19 @@
 
 A cell is one run of an arm (`arms`) on a bed (`beds`) with a seed: training, then every test problem greedily and
 eight times at temperature 1; of seeds 10 to 12 also test conversations, where the arm has any. Without beds, arms and
-seeds it is the whole bench (`PLAN`); at the end the tables are written. A finished cell is one
-line of ``benchmarks/evidence/cells.jsonl`` and is never run again; one that was cut off is run anew. Several of these
-commands may work at once. Learning rates come first: each arm tries those of `arms.LEARNING_RATES` with a seed that is
-thrown away, on problems to train on, and the best mean of temperatures 0 and 1 is kept. A cell takes two to four
-minutes of one core, of a model that others trained four to eight.
+seeds it is the whole bench (`plan`), of the beds whose model is there; at the end the tables are written. A finished
+cell is one line of ``benchmarks/evidence/cells.jsonl`` and is never run again; one that was cut off is run anew.
+Several of these commands may work at once. Learning rates come first: each arm tries those of `arms.LEARNING_RATES`
+with a seed that is thrown away, on problems to train on, and the best mean of temperatures 0 and 1 is kept. A cell
+takes two to four minutes of one core, of a model that others trained four to eight.
 """
 
 import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -41,18 +43,21 @@ sys.path.append(str(Path(__file__).parents[1]))
 
 import numpy as np
 
-from evidence.arms import (
-    ARMS,
+from evidence.arms import ARMS, NAMED, THROWN_AWAY
+from evidence.beds import BEDS, LARGE_MODEL, Bed, LargeBed, RealBed, WarmBed, bed_named, write_problems
+from evidence.plan import (
     CONTRASTS,
     LONG_ARMS,
-    NAMED,
+    MAIN_ARMS,
+    MAIN_BEDS,
+    PLAN,
     RARE_ARMS,
     RARE_CONTRASTS,
-    RATE_ARMS,
-    THROWN_AWAY,
     WARM_CONTRASTS,
+    Part,
+    Place,
+    wanted,
 )
-from evidence.beds import BEDS, Bed, RealBed, WarmBed, bed_named, write_problems
 from evidence.tables import (
     FRONT_ARMS,
     Cell,
@@ -64,10 +69,9 @@ from evidence.tables import (
     long_table,
     rate_table,
     results_table,
-    scores_table,
-    shortcut_table,
     signal_table,
 )
+from evidence.transcripts import scores_table, shortcut_table
 
 LEDGER = Path(__file__).parent / "cells.jsonl"
 PAGE = Path(__file__).parent / "README.md"
@@ -76,43 +80,21 @@ _FRONT_TABLE = re.compile(r"\| trained on \|.*?\n(?=\n)", re.DOTALL)
 FRONT_BEDS = ("words", "sums", "steps", "trap-70", "critics-70")
 _TABLES = "## Tables"
 _GAINS = "### Points gained over the untrained policy, side by side"
-MAIN_BEDS = ("critics-70", "trap-70", "steps")
-_PLAIN = ("answers", "majority", "shuffled", "log_probability", "peer_prediction")
-_TALKS = ("r_sol", "critique", "preference")
-MAIN_ARMS = (
-    *_PLAIN,
-    *_TALKS,
-    "r_sol_floor_0.1",
-    "no_exchange",
-    "apart",
-    "preference_alone",
-    "judged",
-    "serl",
-    "comas",
-    "maca",
-)
-Part = tuple[Sequence[str], Sequence[str], Sequence[int]]
-"""Beds, arms and seeds."""
-PLAN: Sequence[Part] = (
-    (MAIN_BEDS, MAIN_ARMS, range(10)),
-    (
-        ("critics-70",),
-        ("swap", "serl_votes", "foreign_critiques", "shuffled_critiques", "r_meta", "r_diag"),
-        range(10),
-    ),
-    (("critics-50", "critics-60", "critics-80"), ("majority", "judged", "r_sol"), range(10)),
-    (("sums", "words"), (*_PLAIN, *_TALKS, "hint", "feedback"), range(5)),
-    (("rare-1", "rare-5", "rare-20", "rare-57"), RARE_ARMS, range(3)),
-    (("critics-70",), LONG_ARMS, range(3)),
-    (("critics-70",), RATE_ARMS, range(5)),
-)
-"""The whole bench. Beds after a warm-up and the larger model's are named where they are run."""
 UNTRAINED = "untrained"
 
 
-def read_ledger() -> list[Cell]:
+def read_ledger() -> Sequence[Cell]:
     """All finished cells."""
-    return [json.loads(line) for line in LEDGER.read_text().splitlines()] if LEDGER.exists() else []
+    if not LEDGER.exists():
+        return ()
+    state = LEDGER.stat()
+    return _cells_in(LEDGER, state.st_size, state.st_mtime_ns)
+
+
+@lru_cache(maxsize=1)
+def _cells_in(ledger: Path, *state: int) -> tuple[Cell, ...]:
+    """The ledger's lines; read again only when the file's size or time is another one."""
+    return tuple(json.loads(line) for line in ledger.read_text().splitlines())
 
 
 def cells_of(bed: Bed) -> list[Cell]:
@@ -152,14 +134,6 @@ def rate_of(cells: Sequence[Cell], bed: Bed, arm: str) -> float | None:
     if scores.keys() != set(bed.learning_rates):
         return None
     return max(scores, key=lambda rate: (scores[rate], -rate))
-
-
-def wanted(plan: Sequence[Part]) -> Iterator[tuple[str, str, int]]:
-    """Bed, arm and seed of all cells, seed by seed."""
-    for seed in sorted({seed for _, _, seeds in plan for seed in seeds}):
-        for beds, arms, seeds in plan:
-            if seed in seeds:
-                yield from ((bed, arm, seed) for bed in beds for arm in arms)
 
 
 def run_one(bed: Bed, arm: str, seed: int, folder: Path, *, is_other: bool = False) -> bool:
@@ -345,21 +319,41 @@ def did_another_thing(argv: Sequence[str]) -> bool:
     return False
 
 
-def plan_of(given: dict[str, str]) -> Sequence[Part]:
+def plan_of(given: dict[str, str]) -> Sequence[Sequence[Part]]:
     """The parts that the command line gives, taken from it, else those of `PLAN`."""
     plan = PLAN
-    if given.keys() & {"beds", "arms", "seeds"}:
+    is_other = given.get("rates") == "other"
+    if (rates := given.pop("rates", "chosen")) not in ("chosen", "other"):
+        sys.exit(f"rates is {rates!r}; allowed: chosen, other")
+    if is_other or given.keys() & {"beds", "arms", "seeds"}:
         beds = given.pop("beds", ",".join(MAIN_BEDS)).split(",")
         arms = given.pop("arms", ",".join(MAIN_ARMS)).split(",")
         count = given.pop("seeds", "10")
-        plan = [(beds, arms, (NAMED,) if count == "named" else range(int(count)))]
+        plan = [[Part(beds, arms, (NAMED,) if count == "named" else range(int(count)), is_other)]]
+    places = list(wanted(plan))
     for kind, known, names in (
-        ("bed", BEDS, {name for beds, _, _ in plan for name in beds}),
-        ("arm", ARMS, {name for _, arms, _ in plan for name in arms}),
+        ("bed", BEDS, {place.bed for place in places}),
+        ("arm", ARMS, {place.arm for place in places}),
     ):
         if unknown := sorted(names - set(known)):
             sys.exit(f"unknown {kind} {unknown[0]!r}; allowed: {', '.join(known)}")
     return plan
+
+
+def lacking(bed: Bed) -> str | None:
+    """Why a bed cannot be run here, and what to do; ``None`` if it can."""
+    if bed.model == "tiny" or Path(bed.model).exists():
+        return None
+    if isinstance(bed, RealBed):
+        command = (
+            f"python scripts/fetch_models.py {LARGE_MODEL}" if isinstance(bed, LargeBed) else "make models"
+        )
+        return f"{bed.model} is not there; `{command}` fetches it"
+    policy = Path(bed.model).name.removesuffix("_policy")
+    return (
+        f"the bed {bed.name} has no policy yet: {bed.model} is not there; make it with "
+        f"python benchmarks/evidence/raise_policy.py {policy} output={bed.model}"
+    )
 
 
 def main(argv: Sequence[str]) -> None:
@@ -368,36 +362,31 @@ def main(argv: Sequence[str]) -> None:
         return
     given = dict(argument.split("=", 1) for argument in argv)
     plan = plan_of(given)
-    rates = given.pop("rates", "chosen")
-    if rates not in ("chosen", "other"):
-        sys.exit(f"rates is {rates!r}; allowed: chosen, other")
     most, folder = int(given.pop("cells", "1000000")), Path(given.pop("folder", "runs/evidence"))
     if given:
         sys.exit(
             f"unknown option {next(iter(given))!r}; allowed: beds, arms, seeds, rates, cells, folder, or one of the "
             "words tables, problems, audit, transcripts, scores, contrast and shortcuts"
         )
-    beds = [bed_named(name) for name in dict.fromkeys(name for names, _, _ in plan for name in names)]
-    missing = [bed for bed in beds if bed.model != "tiny" and not Path(bed.model).exists()]
-    if any(isinstance(bed, RealBed) for bed in missing):
-        sys.exit(f"{missing[0].model} is not there; `make models` fetches it")
-    if missing:
-        policy = Path(missing[0].model).name.removesuffix("_policy")
-        sys.exit(
-            f"the bed {missing[0].name} has no policy yet: {missing[0].model} is not there; make it with "
-            f"python benchmarks/evidence/raise_policy.py {policy} output={missing[0].model}"
-        )
-    for bed in beds:
-        run_untrained(bed, folder)
+    beds = {place.bed: bed_named(place.bed) for place in wanted(plan)}
+    reasons = {name: why for name, bed in beds.items() if (why := lacking(bed)) is not None}
+    if reasons and plan is not PLAN:
+        sys.exit(next(iter(reasons.values())))
+    places = [place for place in wanted(plan) if place.bed not in reasons]
+    ready: set[str] = set()
+
+    def run_at(place: Place) -> bool:
+        bed = beds[place.bed]
+        if bed.name not in ready:
+            run_untrained(bed, folder)
+            ready.add(bed.name)
+        return run_one(bed, place.arm, place.seed, folder, is_other=place.is_other)
+
     done = 0
-    while done < most:
-        if not any(
-            run_one(bed_named(bed), arm, seed, folder, is_other=rates == "other")
-            for bed, arm, seed in wanted(plan)
-        ):
-            break
+    while done < most and any(map(run_at, places)):
         done += 1
     write_pages()
+    sys.stdout.write("".join(f"left out: {why}\n" for why in dict.fromkeys(reasons.values())))
     sys.stdout.write(f"tables: {PAGE}\n")
 
 

@@ -1,4 +1,4 @@
-"""Tables of the bench: accuracy of every arm, and the contrasts, from its ledger; what scores know, from transcripts.
+"""Tables of the bench: accuracy of every arm, and the contrasts, from its ledger.
 
 Intervals of an arm and of a contrast are Student's t over seeds; a contrast is paired by seed. Beside them a bootstrap
 draws problems and seeds with replacement, together, so that it is clustered by both. P-values are those of the paired t
@@ -7,21 +7,16 @@ test, with Holm's correction over the contrasts of a bed (Holm, 1979).
 
 import itertools
 import math
-import re
 import statistics
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 from _intervals import mean_interval
 from scipy import stats
 
 from viva.eval.estimates import draw_counts
-from viva.judging.comparison import reward_truth_gap
-from viva.judging.records import ConversationRecord, Transcript
 
 FIGURES = {"greedy": "temperature 0", "sampled": "temperature 1", "majority": "majority of 8"}
 Cell = Mapping[str, object]
@@ -170,7 +165,7 @@ def arm_table(
             _lenient([*found, *(cell for cell in named if cell["arm"] == arm)]),
         ]
         rows.append([label, str(len(found)), ", ".join(rates), *figures, *own])
-    return _markdown(rows if any(row[-1] for row in rows[2:]) else [row[:-1] for row in rows])
+    return markdown(rows if any(row[-1] for row in rows[2:]) else [row[:-1] for row in rows])
 
 
 def _lenient(cells: Sequence[Cell]) -> str:
@@ -266,7 +261,7 @@ def contrast_table(cells: Sequence[Cell], named: Sequence[tuple[str, str]]) -> s
             rows.append(
                 [name, str(each.num_seeds), temperature, points, own, f"{each.p:.2g}", f"{adjusted:.2g}"]
             )
-    return _markdown(rows) if len(rows) > 2 else ""
+    return markdown(rows) if len(rows) > 2 else ""
 
 
 def at_rate(cells: Sequence[Cell], rate: float) -> list[Cell]:
@@ -301,7 +296,7 @@ def rate_table(cells: Sequence[Cell], named: Sequence[tuple[str, str]]) -> str:
         if is_new and (known := [each for each in found if each is not None and each.num_seeds > 2]):
             points = [f"{each.mean:+.1f} ({each.low:+.1f} to {each.high:+.1f})" for each in known]
             rows.append([f"`{pair[0]}` - `{pair[1]}`", f"{rate:g}", str(known[0].num_seeds), *points])
-    return _markdown(rows) if len(rows) > 2 else ""
+    return markdown(rows) if len(rows) > 2 else ""
 
 
 def group_table(
@@ -323,7 +318,7 @@ def group_table(
                 for name in names
             ]
             rows.append([f"`{arm}`" if arm != "untrained" else arm, *values])
-    return _markdown(rows)
+    return markdown(rows)
 
 
 def conversation_table(
@@ -343,7 +338,7 @@ def conversation_table(
                 )
                 figures = [_with_interval(first), _with_interval(final), _with_interval(final - first, "+")]
                 rows.append([name, str(len(talked)) if own[0] is not untrained else "", *figures])
-    return _markdown(rows) if len(rows) > 2 else ""
+    return markdown(rows) if len(rows) > 2 else ""
 
 
 def _with_interval(values: np.ndarray, sign: str = "") -> str:
@@ -354,15 +349,31 @@ def _with_interval(values: np.ndarray, sign: str = "") -> str:
 
 
 def signal_table(cells: Sequence[Cell], arms: Sequence[str]) -> str:
-    """Total tokens up to the first rewarded sample, by arm: all seeds, in thousands."""
-    rows = [["arm", "thousand tokens to the first reward, by seed"], ["---", "---"]]
+    """Thousand total tokens up to the first rewarded sample, and up to half of plain samples being right, by arm.
+
+    Means with half of the 95 % interval over the seeds that got so far, and how many of how many did where some did
+    not; the second was not measured in the first cells.
+    """
+    rows = [["thousand total tokens up to", "the first reward", "half of plain samples right"], ["---"] * 3]
     for arm in arms:
-        found = [cell["tokens_to_signal"] for cell in cells if cell["arm"] == arm]
+        found = [cell for cell in cells if cell["arm"] == arm]
         if found:
-            rows.append(
-                [f"`{arm}`", ", ".join("never" if each is None else f"{each / 1000:.1f}" for each in found)]
-            )
-    return _markdown(rows)
+            columns = [
+                _reached([cell[name] for cell in found if name in cell])
+                for name in ("tokens_to_signal", "tokens_to_half")
+            ]
+            rows.append([f"`{arm}`", *columns])
+    return markdown(rows)
+
+
+def _reached(tokens: Sequence[float | None]) -> str:
+    """Thousands of tokens, as `signal_table` tells them."""
+    known = [each / 1000 for each in tokens if each is not None]
+    told = f" ({len(known)} of {len(tokens)})" if len(known) < len(tokens) else ""
+    if len(known) < 3:
+        return (", ".join(f"{each:.1f}" for each in known) or "never") + told if tokens else ""
+    mean, _, high = mean_interval(known)
+    return f"{mean:.1f} ± {high - mean:.1f}{told}"
 
 
 def long_table(cells: Sequence[Cell], texts: Mapping[str, str]) -> str:
@@ -384,7 +395,7 @@ def long_table(cells: Sequence[Cell], texts: Mapping[str, str]) -> str:
         own = [_by_tenths(judges), _by_tenths(samples), ", ".join(bests), ", ".join(falls)]
         ends = [_with_interval(matrix(found, figure).mean(axis=1)) for figure in _AT_THE_END.values()]
         rows.append([text, f"{rate:g}", str(len(found)), *own, *ends])
-    return _markdown(rows) if len(rows) > 2 else ""
+    return markdown(rows) if len(rows) > 2 else ""
 
 
 def turns_of(curve: Sequence[float | None]) -> tuple[float, float, int, int | None]:
@@ -423,76 +434,6 @@ def _tenths(values: Sequence[float | None]) -> list[float]:
     return [float(np.nanmean(part)) if np.isfinite(part).any() else math.nan for part in parts]
 
 
-def _markdown(rows: Sequence[Sequence[str]]) -> str:
+def markdown(rows: Sequence[Sequence[str]]) -> str:
+    """Rows as a table, the head and its rule among them."""
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
-
-
-_BOUNDS = (0.0, 0.1, 0.5, 1.0, 2.0, math.inf)
-"""Upper bounds of the rows, in standard errors; solutions in the same words have one score."""
-
-
-def _apart(record: ConversationRecord) -> float:
-    """The largest difference of two final scores, over the root of the sum of their squared standard errors."""
-    scores, errors = record.scores.final, record.scores.final_error
-    return max(
-        abs(scores[one] - scores[other]) / math.hypot(errors[one], errors[other])
-        for one, other in itertools.combinations(scores, 2)
-    )
-
-
-def _score_row(records: Sequence[ConversationRecord], share: float) -> str:
-    """Share of the conversations, and pairs of a right and a wrong solution of which the right one is ahead."""
-    gaps, num_pairs = [], 0
-    for record in records:
-        right = record.correct or {}
-        pairs = sum(right.values()) * (len(right) - sum(right.values()))
-        if (gap := reward_truth_gap(record.scores.final, right)) is not None:
-            gaps.append((1.0 - gap) * pairs)
-            num_pairs += pairs
-    known = f"{100 * math.fsum(gaps) / num_pairs:.0f} % of {num_pairs}" if num_pairs else "-"
-    return f"{100 * share:.0f} % | {known}"
-
-
-def scores_table(paths: Iterable[Path]) -> str:
-    """The conversations of runs with known answers, by `_apart`."""
-    lines = (line for path in paths for line in path.read_text(encoding="utf-8").splitlines())
-    read = (Transcript.model_validate_json(line).record for line in lines)
-    records = [
-        (_apart(record), record)
-        for record in read
-        if record is not None and record.correct and record.scores.final_error
-    ]
-    rows = ["| up to | conversations | right ahead |", "|---|---|---|"]
-    lowest = -1.0
-    for bound in _BOUNDS:
-        own = [record for apart, record in records if lowest < apart <= bound]
-        rows.append(f"| {bound:g} | {_score_row(own, len(own) / len(records))} |")
-        lowest = bound
-    return "\n".join(rows)
-
-
-def shortcut_table(path: Path) -> str:
-    """Groups of plain samples, by step: how many follow a shortcut, one operation on two numbers of the question."""
-    steps: dict[int, list[tuple[float, list[bool], bool]]] = {}
-    for line in path.read_text(encoding="utf-8").splitlines():
-        row = Transcript.model_validate_json(line)
-        if row.record is not None and row.rewards:
-            answers = [turn.text.strip() for turn in row.record.turns]
-            (most, _), *_ = Counter(answers).most_common(1)
-            right = [answer == row.record.answer for answer in answers]
-            is_shortcut = most != row.record.answer and most in _one_operation(row.record.question)
-            reward = math.fsum(each or 0.0 for each in row.rewards) / len(row.rewards)
-            steps.setdefault(row.step, []).append((reward, right, is_shortcut))
-    rows = [["step", "reward", "right", "most frequent answer a shortcut"], ["---"] * 4]
-    for step, groups in sorted(steps.items()):
-        rewards, right, shortcuts = zip(*groups, strict=True)
-        share = np.mean(list(itertools.chain.from_iterable(right)))
-        told = f"{sum(shortcuts)} of {len(groups)}"
-        rows.append([str(step), f"{np.mean(rewards):.2f}", f"{100 * share:.0f} %", told])
-    return _markdown(rows)
-
-
-def _one_operation(question: str) -> set[str]:
-    """Sums, differences and products of two of the question's numbers."""
-    pairs = itertools.permutations(map(int, re.findall(r"\d+", question)), 2)
-    return {str(value) for a, b in pairs for value in (a + b, a - b, a * b)}

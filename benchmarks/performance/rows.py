@@ -191,10 +191,15 @@ def _batches(
     )
 
 
-def _real_conversation(system: str, conversations: int, micro_batch: int, work: str) -> Row:
-    """A step on SmolLM2, beside rollouts by vLLM with a plain update of as many rows at once as memory holds."""
+def _real_conversation(
+    system: str, conversations: int, micro_batch: int, work: str, precision: Mapping[str, str]
+) -> Row:
+    """A step on SmolLM2, beside rollouts by vLLM with a plain update of as many rows at once as memory holds.
 
-    def side(engine: str, precision: Mapping[str, str]) -> Side:
+    A row has one precision: memory does not hold the sides of both.
+    """
+
+    def side(engine: str) -> Side:
         settings = {
             "engine": engine,
             "system": system,
@@ -207,23 +212,15 @@ def _real_conversation(system: str, conversations: int, micro_batch: int, work: 
         }
         return Side(script="side_conversation.py", settings=settings | precision)
 
-    vllm, vllm_bf16 = "vLLM and a plain update, float32", "vLLM and a plain update, bfloat16"
+    ours, vllm = (f"{engine}, {precision['precision']}" for engine in ("viva", "vLLM and a plain update"))
     return Row(
         work=work,
         model="smollm2",
         unit="s by conversation",
-        sides={
-            OURS: side("viva", F32),
-            OURS_BF16: side("viva", BF16),
-            vllm: side("vllm", F32),
-            vllm_bf16: side("vllm", BF16),
-        },
-        ratios=(
-            Ratio(over=vllm, under=OURS, aim=6),
-            Ratio(over=vllm_bf16, under=OURS_BF16, aim=6),
-        ),
+        sides={ours: side("viva"), vllm: side("vllm")},
+        ratios=(Ratio(over=vllm, under=ours, aim=6),),
         notes=(
-            f"All run the same conversations, {conversations} at once, with turns of exactly 64 tokens; judge and "
+            f"Both run the same conversations, {conversations} at once, with turns of exactly 64 tokens; judge and "
             "votes are label probabilities. vLLM answers all requests that wait in one batch, with its prefix cache.",
             f"The plain update: padded rows, {micro_batch} at once, an unmerged adapter, no gradient checkpointing.",
         ),
@@ -454,15 +451,22 @@ ROWS: dict[str, Row] = {
         {},
         "256 samples of 32 tokens behind prompts of 128, right after an update",
     ),
-    "conversation-smollm2": _real_conversation(
-        "round_robin",
-        4,
-        1,
-        "full step of conversation preference RL: 4 agents x 3 rounds, 12 judge calls, update",
-    ),
-    "critique-smollm2": _real_conversation(
-        "critique", 2, 2, "full step of critique self-play: 4 agents, votes by labels, update"
-    ),
+    **{
+        f"{name}{suffix}-smollm2": _real_conversation(*sizes, work, precision)
+        for name, sizes, work in (
+            (
+                "conversation",
+                ("round_robin", 4, 1),
+                "full step of conversation preference RL: 4 agents x 3 rounds, 12 judge calls, update",
+            ),
+            (
+                "critique",
+                ("critique", 2, 2),
+                "full step of critique self-play: 4 agents, votes by labels, update",
+            ),
+        )
+        for suffix, precision in (("", F32), ("-bf16", BF16))
+    },
     **{f"{shape}-smollm2": _step(shape, "smollm2", (8, None), (8, None)) for shape in ("long", "balanced")},
     "limit-smollm2": _limit("smollm2", 65, 75, 60),
 }
