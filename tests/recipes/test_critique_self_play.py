@@ -277,6 +277,7 @@ def test_a_run_that_votes_by_labels_resumes_to_the_bit(model, problems, tmp_path
         ({"judge": "initial"}, 15, 6),
         ({"reward": "r_sol"}, 15, 6),
         ({"reward": "majority"}, 15, 0),
+        ({"reward": "majority_first"}, 15, 0),
         ({"reward": "tournament"}, 15, 6),
     ],
     ids=[
@@ -287,6 +288,7 @@ def test_a_run_that_votes_by_labels_resumes_to_the_bit(model, problems, tmp_path
         "initial-judge",
         "r_sol",
         "majority",
+        "majority-first",
         "tournament",
     ],
 )

@@ -82,6 +82,10 @@ def test_proposals_may_be_the_voters():
     assert viva.rewards.majority().figures(group) == {"majority/share": 2 / 3, "majority/correct": 1.0}
     with pytest.raises(ValueError, match="voters must be 'final' or 'first'; got 'all'"):
         viva.rewards.majority(voters="all")
+    by_name = viva.rewards.find_reward("majority_first")
+    assert by_name == viva.rewards.majority(voters="first") != viva.rewards.majority()
+    assert (by_name.name, by_name.pay(group)) == ("majority_first", [0.0, 0.0, 1.0])
+    assert not by_name.pays_samples
 
 
 def final_by_agent(builder):

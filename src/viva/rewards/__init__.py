@@ -14,7 +14,7 @@ from viva.rewards.critique import PeerReview
 from viva.rewards.judge_answer import judge_answer
 from viva.rewards.log_probability import log_probability
 from viva.rewards.maca import maca
-from viva.rewards.majority import majority
+from viva.rewards.majority import majority, majority_first
 from viva.rewards.pairwise import Tournament, tournament
 from viva.rewards.peer_prediction import peer_prediction
 from viva.rewards.review import review_rules
@@ -37,6 +37,7 @@ __all__ = [
     "log_probability",
     "maca",
     "majority",
+    "majority_first",
     "peer_prediction",
     "peer_review",
     "r_diag",
@@ -107,6 +108,7 @@ _NAMED = {
     "log_probability": log_probability,
     "maca": maca,
     "majority": majority,
+    "majority_first": majority_first,
     "peer_prediction": peer_prediction,
     "peer_review": peer_review,
     "r_diag": r_diag,

@@ -1,10 +1,11 @@
-"""The reward ``majority``: agreement with the majority of the answers (TTRL, Zuo et al., 2025, arXiv 2504.16084).
+"""The rewards ``majority``, agreement with most answers (TTRL, Zuo et al., 2025, arXiv 2504.16084), and ``..._first``.
 
     label = argmax_a sum_j 1[v_j = a],    r_i = 1[s_i = label]
 
 with ``v_j`` the voting solutions and ``s_i`` those that are paid. Where ``m`` answers have the most votes, each is the
 label in the share 1/m. Answers are compared as by ``grader=math`` (`viva.judging.answers`): ``x/2`` is ``0.5x``. A
-reply that was cut at the token limit, or that gives no answer, does not vote and earns 0.
+reply that was cut at the token limit, or that gives no answer, does not vote and earns 0. In a conversation the voters
+of ``majority`` are the final solutions, those of ``majority_first`` the proposals.
 """
 
 from collections import Counter
@@ -51,6 +52,11 @@ class Majority(SolutionReward):
         if self.voters not in ("final", "first"):
             raise ValueError(f"voters must be 'final' or 'first'; got {self.voters!r}")
 
+    @property
+    def pays_samples(self) -> bool:
+        """Whether they vote themselves: plain samples have no proposals."""
+        return self.voters == "final"
+
     def pay(self, group: Solutions) -> list[float]:
         """Shares of the label, in [0, 1]."""
         final_G, _, labels = votes_of(group, self.voters)
@@ -82,4 +88,9 @@ def majority(*, voters: Voters = "final") -> Majority:
     Raises:
         ValueError: If it is neither.
     """
-    return Majority(voters=voters)
+    return Majority(voters=voters, name="majority_first" if voters == "first" else "majority")
+
+
+def majority_first() -> Majority:
+    """Agreement of a final solution with the majority of the conversation's proposals; needs no known answers."""
+    return majority(voters="first")
