@@ -10,9 +10,7 @@ from evidence import cell as cells
 from evidence.arms import ARMS, LEARNING_RATES, THROWN_AWAY, TOTAL_TOKENS
 from evidence.beds import BEDS, LARGE, REAL, WARM, bed_named
 from evidence.plan import PLAN, RARE_ARMS, RARE_CONTRASTS, Place, wanted
-from evidence.tables import (
-    arm_table,
-)
+from evidence.tables import arm_table
 from evidence_cells import cell
 
 from viva.recipes.config import make_options

@@ -1,6 +1,7 @@
 """What the tests of the pages share: reading a page, and a run whose engine is scripted."""
 
 import re
+import shlex
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 import tinker
 
+from viva.cli import main
 from viva.engine import LocalServiceClient
 from viva.recipes.common import OpenRun, RunOptions
 from viva.run.folder import prepare_run_folder
@@ -113,3 +115,10 @@ def script_the_engine(monkeypatch: pytest.MonkeyPatch, sampler: ScriptedSampling
         )
 
     monkeypatch.setattr("viva.recipes.loop.open_run", open_run)
+
+
+def printed(capsys: pytest.CaptureFixture[str], command: str) -> str:
+    """The output of a ``viva`` command that succeeds."""
+    assert command.startswith("viva ")
+    assert main(shlex.split(command)[1:]) == 0
+    return capsys.readouterr().out
