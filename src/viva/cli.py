@@ -247,9 +247,11 @@ def _screen(options: argparse.Namespace) -> None:
 
 
 def _rescore(options: argparse.Namespace) -> None:
-    from viva.view.rescore import RescoreOptions, rescore, rescore_text
+    from viva.recipes.rescore import AskedRescoreOptions, rescore_run
+    from viva.view.rescoring import rescore_text
 
-    _write(rescore_text(rescore(options.run, _chosen(RescoreOptions, options))))
+    chosen = _chosen(AskedRescoreOptions, options)
+    _write(rescore_text(_ask_engine(rescore_run(options.run, chosen))))
 
 
 def _estimate(options: argparse.Namespace) -> None:
@@ -378,9 +380,9 @@ _COMMANDS: dict[str, tuple[Command, str, str | None, *tuple[_Argument, ...]]] = 
     "rescore": (
         _rescore,
         "other rewards for stored conversations: viva rescore RUN preset=robust",
-        "Score the stored conversations of a run of critique_self_play by other rules, without sampling, "
-        "and show how every reward changes and how it goes along with the truth. 'viva rescore RUN --help' lists the "
-        "options.",
+        "Score the stored conversations of a run by another reward, by all of them, or by other rules of critique "
+        "self-play, and show how every reward changes and how it goes along with the truth. Nothing is sampled; a "
+        "judge or scorer is asked only where one is named. 'viva rescore RUN --help' lists the options.",
         _RUN,
         _options("rules to change"),
     ),

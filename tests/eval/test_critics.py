@@ -1,5 +1,6 @@
 """Critics beside the judge: verdicts that are read, and accuracies on the same pairs, by hand."""
 
+import asyncio
 import statistics
 from dataclasses import replace
 
@@ -16,7 +17,7 @@ from viva.judging.ballots import Preference, Tie
 from viva.judging.comparison import VERDICT_PREFIX, Comparison, Outcome
 from viva.judging.judge import VERDICT_SCORES, JudgeOptions, PolicyRef, PolicySelfComparisonJudge
 from viva.testing import ScriptedSamplingClient
-from viva.view.rescore import within_correlation
+from viva.view.rescoring import within_correlation
 
 
 @pytest.mark.parametrize(
@@ -131,10 +132,12 @@ async def test_every_reward_that_conversations_suffice_for_is_correlated_with_th
     (record,) = records
     assert record.correct == {0: True, 1: False, 2: True, 3: False}
 
-    def found(own, *, is_known=True):
-        return conversation_screening({}, (), {"critique": own}, is_known=is_known, resamples=200, seed=0)
+    async def found(own, *, is_known=True):
+        return await conversation_screening(
+            {}, (), {"critique": own}, is_known=is_known, resamples=200, seed=0
+        )
 
-    figures = found(records)
+    figures = await found(records)
     names = {name.removeprefix("critique/correlation/") for name in figures}
     assert {"majority", "r_sol", "r_diag", "peer_review", "maca", "shuffled"} <= names
     assert names.isdisjoint({"answers", "log_probability"})  # the truth itself; transcripts have no logprobs
@@ -151,11 +154,11 @@ async def test_every_reward_that_conversations_suffice_for_is_correlated_with_th
     worse = record.model_copy(
         update={"correct": {agent: not right for agent, right in record.correct.items()}}
     )
-    assert found([worse])["critique/correlation/r_sol"].value == pytest.approx(-r_sol)
+    assert (await found([worse]))["critique/correlation/r_sol"].value == pytest.approx(-r_sol)
     # a conversation that differs in nothing that a reward pays counts against it, as one that all solve does
     alike = record.model_copy(update={"correct": dict.fromkeys(range(4), True)})
-    assert 0 < found([record, alike])["critique/correlation/r_sol"].value < r_sol
-    assert found(records, is_known=False) == {}
+    assert 0 < (await found([record, alike]))["critique/correlation/r_sol"].value < r_sol
+    assert await found(records, is_known=False) == {}
 
 
 async def test_a_judge_that_answers_first_answers_once_for_all_pairs_of_a_conversation():
@@ -190,7 +193,7 @@ async def test_a_judge_that_fails_about_a_conversation_is_counted_and_says_nothi
 
 
 def advice(talks):
-    figures = conversation_screening({}, talks, {}, is_known=True, resamples=200, seed=0)
+    figures = asyncio.run(conversation_screening({}, talks, {}, is_known=True, resamples=200, seed=0))
     rest = dict.fromkeys(
         ("replies/finished", "replies/answer_found", "accuracy/greedy", "solved/mixed"),
         Figure(value=1.0, low=None, high=None, num_problems=9),

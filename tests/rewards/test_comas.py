@@ -20,14 +20,14 @@ async def played(agents, reward=None):
     return outcome, builder
 
 
-def earned(builder, reward=None):
+async def earned(builder, reward=None):
     record = ConversationRecord.model_validate(builder.record())
-    return (reward or viva.rewards.comas()).earned(stored_votes(record, ReviewRules()))
+    return (reward or viva.rewards.comas()).earned(await stored_votes(record, ReviewRules(), 0))
 
 
 async def test_author_and_critics_of_a_proposal_share_one():
     outcome, builder = await played(everyone(CHANGING))
-    found = earned(builder)
+    found = await earned(builder)
     _, reviewed, _ = await play(everyone(CHANGING), rules=ReviewRules())
     scores = reviewed.record()["scores"]["initial"]
     assert found.proposal == pytest.approx({int(agent): score for agent, score in scores.items()})
@@ -37,8 +37,8 @@ async def test_author_and_critics_of_a_proposal_share_one():
 
 
 async def test_a_critique_after_which_the_solution_is_better_is_paid_more():
-    better = earned((await played(everyone(IMPROVING)))[1])
-    same = earned((await played(everyone(HONEST)))[1])
+    better = await earned((await played(everyone(IMPROVING)))[1])
+    same = await earned((await played(everyone(HONEST)))[1])
     for critic, own in better.critique.items():
         assert sum(own.values()) > sum(same.critique[critic].values())
     assert all(better.proposal[agent] < same.proposal[agent] for agent in range(4))
@@ -46,7 +46,7 @@ async def test_a_critique_after_which_the_solution_is_better_is_paid_more():
 
 async def test_every_part_has_its_own_tokens():
     _, builder = await played(everyone(CHANGING))
-    found, credit = earned(builder), builder.credit()
+    found, credit = await earned(builder), builder.credit()
     seats = builder.protocol.seats(4)
     for span in credit.spans:
         agent, lane = seats[span.seat]
@@ -62,7 +62,7 @@ async def test_every_part_has_its_own_tokens():
 
 async def test_a_verdict_that_cannot_be_read_costs_one():
     _, builder = await played(everyone(HONEST) | {3: but(HONEST, verdict="Who knows.")})
-    assert earned(builder).verdict == {0: 0.0, 1: 0.0, 2: 0.0, 3: -1.0}
+    assert (await earned(builder)).verdict == {0: 0.0, 1: 0.0, 2: 0.0, 3: -1.0}
 
 
 def test_what_it_cannot_pay_is_refused():

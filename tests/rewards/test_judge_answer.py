@@ -12,8 +12,8 @@ import viva
 from viva.judging.comparison import Judge
 from viva.judging.judge import JudgeOptions, PolicyRef
 from viva.judging.records import ConversationRecord
+from viva.rewards.base import Models
 from viva.rewards.credit import group_advantages
-from viva.rewards.solutions import Models
 from viva.testing import ScriptedSamplingClient, tiny_renderer
 
 RENDERER = tiny_renderer()
@@ -109,4 +109,5 @@ def test_agents_are_paid_and_the_transcript_keeps_the_answer(name):
     assert record["judge_answer"] == "1"
     assert sorted(rewards) == [0.0, 1.0, 1.0]
     stored = ConversationRecord.model_validate(record)
-    assert sorted(viva.rewards.find_reward(name).stored_pay(stored, 0).values()) == [0.0, 1.0, 1.0]
+    paid = asyncio.run(viva.rewards.find_reward(name).stored_pay(stored, 0))
+    assert sorted(paid.values()) == [0.0, 1.0, 1.0]

@@ -1,6 +1,5 @@
 """A user's function as the reward: what it is shown, how its numbers are credited, and what is refused."""
 
-import asyncio
 import inspect
 import json
 import re
@@ -85,8 +84,7 @@ def last_word_pays(conversation: viva.Conversation) -> dict[str, dict[int, float
 async def test_a_stored_conversation_is_paid_as_the_one_that_was_held(reward: Any) -> None:
     _, builder = await played(reward, answer="tea")
     record = ConversationRecord.model_validate(builder.record())
-    paid = await asyncio.to_thread(find_reward(reward).stored_pay, record, 0)
-    assert paid == record.rewards
+    assert await find_reward(reward).stored_pay(record, 0) == record.rewards
 
 
 async def test_the_function_sees_the_answer_without_the_problem_that_it_is_known_of() -> None:
@@ -95,7 +93,7 @@ async def test_the_function_sees_the_answer_without_the_problem_that_it_is_known
     assert outcome.group is not None
     record = ConversationRecord.model_validate(builder.record())
     assert record.answer == answer
-    assert await asyncio.to_thread(find_reward(length_pays).stored_pay, record, 0) == record.rewards
+    assert await find_reward(length_pays).stored_pay(record, 0) == record.rewards
 
 
 async def test_an_error_of_the_function_is_no_damage_of_the_file(tmp_path: Path) -> None:
@@ -105,7 +103,7 @@ async def test_an_error_of_the_function_is_no_damage_of_the_file(tmp_path: Path)
     _, builder = await played(length_pays, answer="tea")
     record = ConversationRecord.model_validate(builder.record())
     with pytest.raises(ValueError, match=r"KeyError: 'missing', in the reward 'lookup_fails', .* line \d+"):
-        await asyncio.to_thread(find_reward(lookup_fails).stored_pay, record, 0)
+        await find_reward(lookup_fails).stored_pay(record, 0)
 
 
 async def test_a_reward_by_segment_goes_to_the_tokens_of_that_segment_alone():
@@ -226,7 +224,7 @@ async def test_a_reply_of_an_own_kind_is_no_solution_when_it_is_read_back():
     await run_group(builder, ScriptedPolicy(renderer=RENDERER, script=lambda prompt, call: "2"))
     record = ConversationRecord.model_validate(builder.record())
     assert record.conversation().final_solutions == {0: "2", 1: "2"}
-    assert builder.reward.stored_pay(record, 0) == record.rewards == {0: 1.0, 1: 1.0}
+    assert await builder.reward.stored_pay(record, 0) == record.rewards == {0: 1.0, 1: 1.0}
 
 
 async def test_what_the_function_raises_says_where():

@@ -14,8 +14,8 @@ from viva import Protocol, Round
 from viva.judging.answers import is_correct
 from viva.judging.judge import PolicyRef
 from viva.judging.scorer import Scorer, ScorerError, ScorerOptions, scorer_messages
+from viva.rewards.base import Models
 from viva.rewards.credit import group_advantages
-from viva.rewards.solutions import Models
 from viva.selfplay.group import MultiAgentConversationEnvGroupBuilder
 from viva.testing import ScriptedPolicy, ScriptedSamplingClient, tiny_renderer
 from viva.training.rollouts import run_group

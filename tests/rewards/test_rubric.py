@@ -14,8 +14,8 @@ from viva.judging.comparison import JudgeError
 from viva.judging.judge import JudgeOptions, PolicyRef
 from viva.judging.records import ConversationRecord, Criterion
 from viva.judging.rubric import CRITERION_PREFIX, CRITERION_SYSTEM_PROMPT, RIGHT
+from viva.rewards.base import Models
 from viva.rewards.credit import group_advantages
-from viva.rewards.solutions import Models
 from viva.testing import ScriptedSamplingClient, tiny_renderer
 
 RENDERER = tiny_renderer()
@@ -146,4 +146,5 @@ def test_agents_are_paid_and_the_transcript_is_paid_alike_by_the_criteria_that_t
     stored = ConversationRecord.model_validate(record)
     assert stored.criteria == (Criterion(text="It is polite.", weight=3.0), Criterion(text="It is short."))
     assert stored.judge.system_prompt == CRITERION_SYSTEM_PROMPT
-    assert sorted(viva.rewards.find_reward(name).stored_pay(stored, 0).values()) == pytest.approx(expected)
+    paid = asyncio.run(viva.rewards.find_reward(name).stored_pay(stored, 0))
+    assert sorted(paid.values()) == pytest.approx(expected)

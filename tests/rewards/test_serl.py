@@ -24,8 +24,8 @@ import viva
 from viva.judging.ballots import Preference, Tie
 from viva.judging.comparison import Comparison, NoValidComparisonsError, Outcome
 from viva.judging.judge import JudgeOptions, PolicyRef, PolicySelfComparisonJudge
+from viva.rewards.base import Models
 from viva.rewards.serl import consistency, copeland, judgement_of
-from viva.rewards.solutions import Models
 from viva.testing import ScriptedSamplingClient, tiny_renderer
 from viva.training.rollouts import run_group
 

@@ -175,8 +175,8 @@ async def test_a_stored_conversation_without_its_number_of_agents_is_scored_by_w
     stored = dict(builder.record())
     record = ConversationRecord.model_validate(stored)
     del stored["num_agents"]
-    votes = stored_votes(ConversationRecord.model_validate(stored), PAPER)
-    assert votes == stored_votes(record, PAPER)
+    votes = await stored_votes(ConversationRecord.model_validate(stored), PAPER, 0)
+    assert votes == await stored_votes(record, PAPER, 0)
     assert len(votes.agents) > 1
 
 

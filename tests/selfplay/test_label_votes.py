@@ -181,7 +181,7 @@ async def test_a_stored_conversation_is_scored_again_as_it_was(rules) -> None:
     _, builder, _, _ = await play_labels(everyone(CHANGING), rules=rules)
     again = ConversationRecord.model_validate_json(record_of(builder).model_dump_json())
     assert again.streams == streams_of(builder)
-    assert viva.rewards.peer_review().stored_pay(again, 0) == pytest.approx(again.rewards)
+    assert await viva.rewards.peer_review().stored_pay(again, 0) == pytest.approx(again.rewards)
 
 
 async def test_a_vote_that_cannot_be_had_ends_the_agent_and_nobody_waits() -> None:

@@ -177,7 +177,8 @@ def test_records_and_pages_know_calls():
     without = record.model_copy(
         update={"turns": tuple(turn for turn in record.turns if not isinstance(turn.response, ToolCall))}
     )
-    assert votes.stored_pay(record, 0) == votes.stored_pay(without, 0) == {0: 1.0, 1: 1.0}
+    for each in (record, without):
+        assert asyncio.run(votes.stored_pay(each, 0)) == {0: 1.0, 1: 1.0}
 
 
 def test_the_example_works_and_its_check_tells_the_tools():

@@ -27,7 +27,8 @@ from viva.judging.ballots import Vote
 from viva.judging.comparison import Comparison, Judge, TournamentPattern
 from viva.judging.judge import SamplingClient
 from viva.judging.records import ConversationRecord
-from viva.rewards.solutions import Models, SolutionReward, Solutions
+from viva.rewards.base import Models
+from viva.rewards.solutions import SolutionReward, Solutions
 from viva.training.console import Begin, unseen
 from viva.training.data import PromptItem, derive_seed
 from viva.training.rollouts import GroupOutcome

@@ -70,7 +70,7 @@ def screening_figures(
     return figures
 
 
-def conversation_screening(
+async def conversation_screening(
     played: Mapping[str, Sequence[PlayedProblem]],
     critics: Sequence[Criticised],
     records: Mapping[str, Sequence[ConversationRecord]],
@@ -96,18 +96,20 @@ def conversation_screening(
     rewards = [find_reward(name) for name in NAMES if name != "answers"]  # which is the truth itself
     for kind, own in records.items() if is_known else ():
         for reward in rewards:
-            paid = [_paid_agents(each, reward, derive_seed(seed, "reward", i)) for i, each in enumerate(own)]
+            paid = [
+                await _paid_agents(each, reward, derive_seed(seed, "reward", i)) for i, each in enumerate(own)
+            ]
             if any(each is not None for each in paid):
                 name = f"{kind}/correlation/{reward.name}"
                 figures[name] = correlation(paid, resamples=resamples, seed=draws)
     return figures
 
 
-def _paid_agents(record: ConversationRecord, reward: Reward, seed: int) -> _Paid | None:
+async def _paid_agents(record: ConversationRecord, reward: Reward, seed: int) -> _Paid | None:
     """Whether final solutions are right, and what a reward pays their agents; ``None`` where it cannot be computed."""
     right = record.correct or {}
     try:
-        paid = reward.stored_pay(record, seed)
+        paid = await reward.stored_pay(record, seed)
     except UNPAID:
         return None
     both = sorted(right.keys() & paid.keys())

@@ -190,7 +190,7 @@ _JUDGE = (
 )
 """Options that say who judges, and how."""
 _IN_PAIRS = ("judge_mode", "judge_prompt", "judge_prompt_path")
-_IDLE: Mapping[JudgeTask, tuple[tuple[str, ...], str]] = {
+IDLE: Mapping[JudgeTask, tuple[tuple[str, ...], str]] = {
     "compare": ((), ""),
     "answer": (
         (*_IN_PAIRS, "judge_max_off_set_mass", "judge_answers_first"),
@@ -254,7 +254,7 @@ class AskedConfig(JudgeConfig, RecipeConfig):
         if reward.judge is None or is_whole:
             self._refuse(_JUDGE, f"the reward {reward.name} asks no judge of this recipe")
         else:
-            idle, why = _IDLE[reward.judge_task]
+            idle, why = IDLE[reward.judge_task]
             self._refuse(idle, f"the judge of the reward {reward.name} {why}")
             reward = reward.judged_by(self.judge_options(reward.judge))
         if isinstance(reward.inner, Rubric) and not is_whole:

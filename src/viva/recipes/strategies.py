@@ -58,8 +58,8 @@ from viva.judging.answers import is_correct
 from viva.judging.comparison import Judge
 from viva.judging.judge import PolicyRef
 from viva.judging.scorer import Scorer
-from viva.rewards.base import Grader
-from viva.rewards.solutions import Models, SolutionReward, Solutions
+from viva.rewards.base import Grader, Models
+from viva.rewards.solutions import SolutionReward, Solutions
 from viva.selfplay.user_code import is_target, load_target
 from viva.training.data import PromptItem
 

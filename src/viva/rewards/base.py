@@ -1,6 +1,5 @@
 """One interface for all rewards of a conversation: the shipped ones, and a user's function."""
 
-import asyncio
 import inspect
 import math
 import traceback
@@ -10,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from numbers import Real
 from pathlib import Path
-from typing import Literal, Self, TypeAlias, cast
+from typing import Literal, NamedTuple, Self, TypeAlias, cast
 
 from tinker_cookbook.renderers.base import Renderer
 from tinker_cookbook.rl.types import Metrics, Trajectory
@@ -19,11 +18,17 @@ from viva.conversation.protocol import Protocol
 from viva.conversation.records import Conversation, ReplyStatus, Solution, Turn
 from viva.judging.ballots import Outcome
 from viva.judging.bradley_terry import BradleyTerryError
-from viva.judging.comparison import Comparison, Judge, NoValidComparisonsError, reward_truth_gap
+from viva.judging.comparison import (
+    Comparison,
+    Judge,
+    JudgeError,
+    NoValidComparisonsError,
+    reward_truth_gap,
+)
 from viva.judging.judge import JudgeOptions
 from viva.judging.reasoning_gym import plain_answer
 from viva.judging.records import ComparisonRecord, ConversationRecord
-from viva.judging.scorer import Scorer, ScorerOptions
+from viva.judging.scorer import Scorer, ScorerError, ScorerOptions
 from viva.rewards.credit import GroupCredit, SpanCredit
 
 Grader = Callable[[str, str], bool]
@@ -38,10 +43,25 @@ Match: TypeAlias = tuple[tuple[int, int], tuple[int, int]]
 JudgeTask = Literal["compare", "answer", "score"]
 """Task of a reward's judge: it compares solutions in pairs, answers the question itself, or scores each solution."""
 
-UNPAID = (ValueError, BradleyTerryError, NoValidComparisonsError)
+JUDGE_REMEDY = "viva rescore RUN judge=... asks a judge anew: base, current, a model, a run or an endpoint"
+SCORER_REMEDY = "viva rescore RUN scorer_model=NAME, or scorer_policy=initial, asks a scorer anew"
+
+UNPAID = (ValueError, BradleyTerryError, JudgeError, NoValidComparisonsError, ScorerError)
 """Errors of a reward that cannot be computed, see `Reward.stored_pay`."""
 
 RewardFunction = Callable[[Conversation], Pay | Awaitable[Pay]]
+
+
+class Models(NamedTuple):
+    """The models that a reward may ask, where it declares that it needs one."""
+
+    judge: Judge | None = None
+    scorer: Scorer | None = None
+    system_prompt: str | None = None
+    """The system message before plain samples."""
+
+
+NO_MODELS = Models()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,15 +181,21 @@ class Reward(ABC):
         return {} if judge is None else {"judge": judge.described()}
 
     @property
-    def pays_stored(self) -> bool:
-        """Whether it pays conversations that are read back from transcripts, see `stored_pay`; by default it does."""
-        return self.inner is self or self.inner.pays_stored
+    def needs_logprobs(self) -> bool:
+        """Whether it looks at sampling logprobs, stored only of conversations whose tokens are; by default not."""
+        return self.inner is not self and self.inner.needs_logprobs
 
-    def stored_pay(self, record: ConversationRecord, seed: int) -> dict[int, float]:
+    async def stored_pay(
+        self, record: ConversationRecord, seed: int, models: Models = NO_MODELS
+    ) -> dict[int, float]:
         """Rewards by agent of a stored conversation, by its own rules where it has any; some agents may have none.
+
+        A judge or scorer that it needs is asked anew where `models` has one; else what was stored of it counts.
 
         Raises:
             ValueError: If the transcript does not suffice, with what is missing; by default it never does.
+            JudgeError: If a judge's reply cannot be read. Other errors of engines pass through.
+            ScorerError: If an engine cannot tell how probable a text is.
             NoValidComparisonsError: If a judge said nothing readable about an agent.
             BradleyTerryError: If a fit does not converge.
         """
@@ -393,12 +419,14 @@ class FunctionReward(Reward):
         )
         return paid(played, scored)
 
-    def stored_pay(self, record: ConversationRecord, seed: int) -> dict[int, float]:
+    async def stored_pay(
+        self, record: ConversationRecord, seed: int, models: Models = NO_MODELS
+    ) -> dict[int, float]:
         """The function's pay of the stored conversation, all segments together, by agent."""
-        del seed
+        del seed, models
         conversation = record.conversation()
         try:
-            found = asyncio.run(self._call(conversation))
+            found = await self._call(conversation)
         except (LookupError, TypeError) as error:  # of the function, not of a damaged transcript
             where = "; ".join(error.__notes__)
             raise ValueError(f"{type(error).__name__}: {error}, {where}") from error

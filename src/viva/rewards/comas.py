@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, replace
 from viva.conversation.protocol import Protocol
 from viva.judging.judge import JudgeOptions
 from viva.judging.records import ConversationRecord
-from viva.rewards.base import Match, Played, Reward, Scored, paid
+from viva.rewards.base import NO_MODELS, Match, Models, Played, Reward, Scored, paid
 from viva.rewards.critique import (
     SEGMENTS,
     PeerReview,
@@ -106,10 +106,12 @@ class Comas(Reward):
         figures = revision_judge_figures(judged, *played.correctness)
         return paid(played, Scored(rewards=rewards, credit=credit), figures)
 
-    def stored_pay(self, record: ConversationRecord, seed: int) -> dict[int, float]:
+    async def stored_pay(
+        self, record: ConversationRecord, seed: int, models: Models = NO_MODELS
+    ) -> dict[int, float]:
         """The sums of all that agents earn."""
         check_segments(self.name, record, SEGMENTS)
-        earned = self.earned(stored_votes(record, self.review.rules))
+        earned = self.earned(await stored_votes(record, self.review.rules, seed, models.judge))
         return {agent_id: earned.total(agent_id) for agent_id in sorted(earned.revision)}
 
     def earned(self, votes: ReviewVotes) -> ComasEarned:

@@ -38,8 +38,11 @@ from viva.judging.judge import JudgeOptions
 from viva.judging.ranking import LabelBallot, RankingReply
 from viva.judging.records import ConversationRecord, ballots_by_segment
 from viva.rewards.base import (
+    JUDGE_REMEDY,
+    NO_MODELS,
     Earnings,
     Match,
+    Models,
     Played,
     Reward,
     Scored,
@@ -168,13 +171,15 @@ class PeerReview(Reward):
             rewards |= {(agent_id, 0): total - diag, (agent_id, 1): diag}
         return Scored(rewards=rewards, metrics=metrics_A, credit=credit)
 
-    def stored_pay(self, record: ConversationRecord, seed: int) -> dict[int, float]:
+    async def stored_pay(
+        self, record: ConversationRecord, seed: int, models: Models = NO_MODELS
+    ) -> dict[int, float]:
         """The weighted streams by the stored rules, or one of them."""
         # where nobody criticised, nothing is paid for it
         asked = [name for name in SEGMENTS if name != "critique" or self.name == "r_diag"]
         check_segments(self.name, record, asked)
         rules = replace(stored_rules(record), weights=self.rules.weights) if record.rules else self.rules
-        scores = score_review(stored_votes(record, rules), rules)
+        scores = score_review(await stored_votes(record, rules, seed, models.judge), rules)
         stream = self.name if self.name in STREAMS else "total"
         own_A = {agent_id: own[stream] for agent_id, own in scores.streams().items()}
         return {agent_id: value for agent_id, value in own_A.items() if value is not None}
@@ -184,23 +189,9 @@ class PeerReview(Reward):
 
         They are told to the transcript, too.
         """
-        judge, conversation = played.judge, played.conversation
-        if self.rules.fit != "joint" or judge is None:
+        if self.rules.fit != "joint" or played.judge is None:
             return {}
-        before, after = conversation.solutions("proposal"), conversation.final_solutions
-        changed = [agent_id for agent_id in after if not same_words(before[agent_id], after[agent_id])]
-        if changed:
-            judge = await judge.for_question(conversation.question, played.seed)
-        tournaments = await gather_or_cancel(
-            judge.tournament(
-                conversation.question,
-                {0: before[agent_id], 1: after[agent_id]},
-                TournamentPattern.ALL_PAIRS_BOTH_WAYS,
-                random.Random(f"{played.seed}/judge/{agent_id}").getrandbits(31),
-            )
-            for agent_id in changed
-        )
-        judged = dict(zip(changed, tournaments, strict=True))
+        judged = await compare_revisions(played.conversation, played.judge, played.seed)
         played.record["comparisons"] = [
             {"agent_id": agent_id, **asdict(comparison)}
             for agent_id, comparisons in judged.items()
@@ -209,9 +200,35 @@ class PeerReview(Reward):
         return judged
 
 
-def stored_votes(record: ConversationRecord, rules: ReviewRules) -> ReviewVotes:
-    """The votes of a stored conversation; refused if a joint fit has nothing that links the two rounds."""
+async def compare_revisions(conversation: Conversation, judge: Judge, seed: int) -> Judged:
+    """A judge's comparisons of every agent's two solutions, where they differ, all in flight together."""
+    before, after = conversation.solutions("proposal"), conversation.final_solutions
+    changed = [agent_id for agent_id in after if not same_words(before[agent_id], after[agent_id])]
+    if changed:
+        judge = await judge.for_question(conversation.question, seed)
+    tournaments = await gather_or_cancel(
+        judge.tournament(
+            conversation.question,
+            {0: before[agent_id], 1: after[agent_id]},
+            TournamentPattern.ALL_PAIRS_BOTH_WAYS,
+            random.Random(f"{seed}/judge/{agent_id}").getrandbits(31),
+        )
+        for agent_id in changed
+    )
+    return dict(zip(changed, tournaments, strict=True))
+
+
+async def stored_votes(
+    record: ConversationRecord, rules: ReviewRules, seed: int, judge: Judge | None = None
+) -> ReviewVotes:
+    """The votes of a stored conversation; refused if a joint fit has nothing that links the two rounds.
+
+    A judge, if there is one, compares revised with first solutions of a joint fit anew, in the place of what is stored.
+    """
     conversation = record.conversation()
+    if judge is not None and rules.fit == "joint":
+        anew = await compare_revisions(conversation, judge, seed)
+        return replace(review_votes(conversation, anew), across={})
     judged = {agent: found for agent, found in stored_comparisons(record).items() if agent is not None}
     before, after = conversation.solutions("proposal"), conversation.solutions("revision")
     has_changed = any(not same_words(before[agent], after[agent]) for agent in after)
@@ -221,7 +238,7 @@ def stored_votes(record: ConversationRecord, rules: ReviewRules) -> ReviewVotes:
             "fit=joint needs comparisons of revised with initial solutions, and none are stored: a run by the paper "
             "preset makes none, nor does one by a reward that needs none. Without them nothing says how the two rounds "
             "compare, so no gain could be measured. Add fit=separate for two scales, on which nobody gains where all "
-            "improve alike."
+            f"improve alike. {JUDGE_REMEDY}."
         )
     return review_votes(conversation, judged)
 

@@ -20,8 +20,8 @@ from viva.conversation.rendering import system_messages
 from viva.judging.answers import answer_groups, answer_key
 from viva.judging.comparison import Judge
 from viva.judging.judge import JudgeOptions
-from viva.rewards.base import JudgedReward, JudgeTask
-from viva.rewards.solutions import Models, SolutionReward, Solutions
+from viva.rewards.base import JudgedReward, JudgeTask, Models
+from viva.rewards.solutions import SolutionReward, Solutions
 
 _WRITES = JudgeOptions(mode="verdict")
 

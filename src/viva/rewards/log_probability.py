@@ -20,16 +20,16 @@ class LogProbability(SolutionReward):
     name: str = "log_probability"
 
     @property
-    def pays_stored(self) -> bool:
-        """No: transcripts hold no logprobs."""
-        return False
+    def needs_logprobs(self) -> bool:
+        """It looks at nothing else."""
+        return True
 
     def pay(self, group: Solutions) -> list[float]:
         """Mean logprobs; every reply needs a token."""
         if group.logprobs_G_T is None:
             raise ValueError(
-                f"the reward {self.name!r} needs the sampling logprobs of the replies, which are not known here "
-                "(transcripts of a run do not hold them); use majority, answers or shuffled"
+                f"the reward {self.name!r} needs the sampling logprobs of the replies, which are not known here: "
+                "transcripts hold none, and a run keeps them of one conversation of a strategy every tokens_every steps"
             )
         if not all(group.logprobs_G_T):
             raise ValueError(

@@ -18,8 +18,11 @@ from viva.judging.comparison import (
 from viva.judging.judge import JudgeOptions
 from viva.judging.records import ConversationRecord
 from viva.rewards.base import (
+    JUDGE_REMEDY,
+    NO_MODELS,
     JudgedReward,
     Match,
+    Models,
     Played,
     Scored,
     agent_pay,
@@ -54,14 +57,21 @@ class Tournament(JudgedReward):
         """The judge, and who replies when."""
         return {"order": protocol.rounds[0].order, **super().new_record(protocol, judge)}
 
-    def stored_pay(self, record: ConversationRecord, seed: int) -> dict[int, float]:
-        """Win minus loss of the stored comparisons."""
-        if not (comparisons := stored_comparisons(record).get(None)):
+    async def stored_pay(
+        self, record: ConversationRecord, seed: int, models: Models = NO_MODELS
+    ) -> dict[int, float]:
+        """Win minus loss of the stored comparisons, or of new ones."""
+        conversation = record.conversation()
+        self.check_played(conversation)
+        solutions = conversation.final_solutions
+        if models.judge is not None:
+            comparisons = await models.judge.tournament(record.question, solutions, self.pattern, seed)
+        elif not (comparisons := stored_comparisons(record).get(None)):
             raise ValueError(
                 "the reward 'tournament' needs comparisons of final solutions, and none are stored; runs that were "
-                "paid by tournament or serl have them"
+                f"paid by tournament or serl have them. {JUDGE_REMEDY}"
             )
-        return win_minus_loss(comparisons, sorted(record.conversation().final_solutions))
+        return win_minus_loss(comparisons, sorted(solutions))
 
     async def score(self, played: Played) -> Scored:
         """Judge the final solutions."""

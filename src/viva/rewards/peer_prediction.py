@@ -15,7 +15,8 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from viva.judging.scorer import ScorerOptions
-from viva.rewards.solutions import Models, SolutionReward, Solutions
+from viva.rewards.base import Models
+from viva.rewards.solutions import SolutionReward, Solutions
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,8 +24,8 @@ from viva.judging.comparison import Judge, JudgeError
 from viva.judging.judge import JudgeOptions
 from viva.judging.records import ConversationRecord, Criterion
 from viva.judging.rubric import CRITERION_SYSTEM_PROMPT, RIGHT, criteria_of, weighted_mean
-from viva.rewards.base import JudgedReward, JudgeTask
-from viva.rewards.solutions import Models, SolutionReward, Solutions
+from viva.rewards.base import NO_MODELS, JudgedReward, JudgeTask, Models
+from viva.rewards.solutions import SolutionReward, Solutions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +33,9 @@ class Rubric(JudgedReward, SolutionReward):
     """The weighted mean of a judge's scores of a final solution by criteria; needs no known answers."""
 
     criteria: tuple[Criterion, ...] = (RIGHT,)
+    is_default: bool = True
+    """Whether nobody chose the criteria: a judge that is asked anew about a stored conversation is then asked by those
+    that the conversation was paid by."""
     name: str = "rubric"
 
     @property
@@ -99,10 +102,13 @@ class Rubric(JudgedReward, SolutionReward):
                 metrics[f"rubric/criterion_{number}"] = math.fsum(known) / len(known)
         return metrics
 
-    def stored_pay(self, record: ConversationRecord, seed: int) -> dict[int, float]:
-        """The final solutions' rewards, by the criteria that the run had."""
-        paid_by = replace(self, criteria=record.criteria) if record.criteria else self
-        return super(Rubric, paid_by).stored_pay(record, seed)
+    async def stored_pay(
+        self, record: ConversationRecord, seed: int, models: Models = NO_MODELS
+    ) -> dict[int, float]:
+        """The final solutions' rewards, by the criteria that the run had, if it had some; see `is_default`."""
+        keeps_own = record.criteria and (self.is_default or models.judge is None)
+        paid_by = replace(self, criteria=record.criteria) if keeps_own else self
+        return await super(Rubric, paid_by).stored_pay(record, seed, models)
 
     def _scores(self, group: Solutions) -> Mapping[int, Sequence[float | None]]:
         rubric = self.known(group.rubric, "a judge's score by each criterion")
@@ -124,4 +130,4 @@ def rubric(
             0, or two are the same.
     """
     found = (RIGHT,) if criteria is None else criteria_of(criteria)
-    return Rubric(criteria=found, judge_options=judge or JudgeOptions())
+    return Rubric(criteria=found, is_default=criteria is None, judge_options=judge or JudgeOptions())

@@ -37,9 +37,20 @@ from viva.judging.comparison import (
 )
 from viva.judging.judge import JudgeOptions
 from viva.judging.records import ConversationRecord, ballots_by_segment
-from viva.rewards.base import JudgedReward, Match, Played, Reward, Scored, paid, reply_credit
+from viva.rewards.base import (
+    JUDGE_REMEDY,
+    NO_MODELS,
+    JudgedReward,
+    Match,
+    Models,
+    Played,
+    Reward,
+    Scored,
+    paid,
+    reply_credit,
+)
 from viva.rewards.critique import check_segments
-from viva.rewards.solutions import Models, SolutionReward, Solutions
+from viva.rewards.solutions import SolutionReward, Solutions
 
 LENGTH_BAND = 0.2
 """Share by which the lengths of two answers may differ, as in the paper."""
@@ -130,7 +141,7 @@ class Serl(JudgedReward, SolutionReward):
         if group.comparisons is None:
             raise ValueError(
                 f"the reward {self.name!r} needs comparisons of the solutions in pairs, which are not known here; "
-                "runs that were paid by serl or tournament have them stored"
+                f"runs that were paid by serl or tournament have them stored. {JUDGE_REMEDY}"
             )
         if len(group) < 2:
             return [0.0] * len(group)
@@ -191,7 +202,9 @@ class SerlVotes(Reward):
         rewards = {(agent, 0): total for agent, total in _totals(earned).items()}
         return paid(played, Scored(rewards=rewards, credit=credit))
 
-    def stored_pay(self, record: ConversationRecord, seed: int) -> dict[int, float]:
+    async def stored_pay(
+        self, record: ConversationRecord, seed: int, models: Models = NO_MODELS
+    ) -> dict[int, float]:
         """Revision and verdict together."""
         check_segments(self.name, record, _SEGMENTS)
         return _totals(self.earned(record.conversation()))

@@ -16,9 +16,9 @@ from tinker_cookbook.rl.types import Metrics
 from viva.conversation.protocol import Protocol
 from viva.conversation.records import Conversation
 from viva.judging.records import ConversationRecord
-from viva.rewards.base import Played, Reward, Scored
+from viva.rewards.base import NO_MODELS, Models, Played, Reward, Scored
 from viva.rewards.credit import GroupCredit
-from viva.rewards.solutions import Models, SolutionReward, Solutions
+from viva.rewards.solutions import SolutionReward, Solutions
 
 
 def permuted(values: Sequence[float], seed: int, stream: str = "") -> list[float]:
@@ -65,9 +65,11 @@ class Shuffled(SolutionReward):
         """As of the reward that is permuted."""
         return self._of_samples.told(group)
 
-    def stored_pay(self, record: ConversationRecord, seed: int) -> dict[int, float]:
+    async def stored_pay(
+        self, record: ConversationRecord, seed: int, models: Models = NO_MODELS
+    ) -> dict[int, float]:
         """The other's, permuted."""
-        own = self.of.stored_pay(record, seed)
+        own = await self.of.stored_pay(record, seed, models)
         return dict(zip(own, permuted(list(own.values()), seed), strict=True))
 
     def pay(self, group: Solutions) -> list[float]:

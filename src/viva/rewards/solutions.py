@@ -6,17 +6,21 @@ Legend: ``_G`` solutions of one problem, ``_T`` sampled tokens of the reply that
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from tinker_cookbook.completers import TokensWithLogprobs
 from tinker_cookbook.rl.types import Metrics
 
 from viva.conversation.protocol import Protocol
 from viva.conversation.records import Conversation, Solution
-from viva.judging.comparison import Comparison, Judge
+from viva.judging.comparison import Comparison
 from viva.judging.records import ConversationRecord
-from viva.judging.scorer import Gains, Scorer
+from viva.judging.scorer import Gains
 from viva.rewards.base import (
+    JUDGE_REMEDY,
+    NO_MODELS,
+    SCORER_REMEDY,
+    Models,
     Played,
     Reward,
     Scored,
@@ -74,15 +78,6 @@ class Solutions:
         return dict(zip(self.ids, self.final_G, strict=True))
 
 
-class Models(NamedTuple):
-    """The models that a reward may ask, where it declares that it needs one."""
-
-    judge: Judge | None = None
-    scorer: Scorer | None = None
-    system_prompt: str | None = None
-    """The system message before plain samples."""
-
-
 class SolutionReward(Reward):
     """A reward of solutions, see the module; a conversation's final ones are paid on all tokens of their agents."""
 
@@ -115,7 +110,7 @@ class SolutionReward(Reward):
         if said is None:
             raise ValueError(
                 f"the reward {self.name!r} needs {what}, which is not known here; only conversations and samples that "
-                "were paid by it have it stored"
+                f"were paid by it have it stored. {SCORER_REMEDY if self.judge is None else JUDGE_REMEDY}"
             )
         return said
 
@@ -144,17 +139,27 @@ class SolutionReward(Reward):
         rewards = dict(zip(played.agents, self.pay(group), strict=True))
         return paid(played, self.credited(played, rewards), self.figures(group))
 
-    def stored_pay(self, record: ConversationRecord, seed: int) -> dict[int, float]:
+    async def stored_pay(
+        self, record: ConversationRecord, seed: int, models: Models = NO_MODELS
+    ) -> dict[int, float]:
         """The final solutions' rewards."""
-        if record.protocol == "problem" and not self.pays_samples:
+        is_plain = record.protocol == "problem"
+        if is_plain and not self.pays_samples:
             raise ValueError(f"the reward {self.name!r} pays conversations, and these are plain samples")
+        group = _stored_solutions(record.conversation(), (record.correct_initial, record.correct), seed)
+        logprobs = record.logprobs
         group = replace(
-            _stored_solutions(record.conversation(), (record.correct_initial, record.correct), seed),
+            group,
             comparisons=stored_comparisons(record).get(None),
             gains=record.gains,
             judge_answer=record.judge_answer,
             rubric=record.rubric,
+            logprobs_G_T=None if logprobs is None else [logprobs[each] for each in group.ids],
         )
+        asks_judge = self.judge is not None and models.judge is not None
+        if asks_judge or (self.scorer is not None and models.scorer is not None):
+            asked = models if is_plain else models._replace(system_prompt=None)
+            group = await self.ask(group, record.question, asked)
         return dict(zip(group.ids, self.pay(group), strict=True))
 
     def credited(self, played: Played, rewards: Mapping[int, float]) -> Scored:

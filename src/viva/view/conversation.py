@@ -182,14 +182,7 @@ def token_payload(
     Raises:
         ValueError: If a value is of another kind, or the line does not hold one value per token.
     """
-    try:
-        tokens = _TokensRecord.model_validate(row)
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"])
-        raise ValueError(
-            f"not the tokens of a conversation: {field}: {first['msg']}; the file is damaged"
-        ) from error
+    tokens = _read_tokens(row)
     turns = [(turn, _place(turn, record)) for turn in tokens.turns]
     if record is not None:  # as they are read: what an agent said in two lanes of a round stands together
         turns.sort(key=lambda pair: _reading_order(pair[1], record))
@@ -198,6 +191,34 @@ def token_payload(
         "streams": sorted({printable(span.stream) for turn in tokens.turns for span in turn.spans}),
         "turns": [_token_turn(turn, place, record, max_tokens) for turn, place in turns],
     }
+
+
+def _read_tokens(row: Row) -> _TokensRecord:
+    try:
+        return _TokensRecord.model_validate(row)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise ValueError(
+            f"not the tokens of a conversation: {field}: {first['msg']}; the file is damaged"
+        ) from error
+
+
+def solution_logprobs(row: Row, record: ConversationRecord) -> dict[int, tuple[float, ...]]:
+    """By agent, sampling logprobs of the reply that gives its final solution, where its tokens were kept.
+
+    Raises:
+        ValueError: If it is no line of ``tokens.jsonl``.
+    """
+    ordered = sorted(enumerate(record.turns), key=lambda pair: (pair[1].round_index, pair[1].lane))
+    last = {turn.agent_id: place for place, turn in ordered if isinstance(turn.response, Solution)}
+    by_place = {_place(turn, record): turn.sampling for turn in _read_tokens(row).turns}
+    found: dict[int, tuple[float, ...]] = {}
+    for agent_id, place in last.items():
+        known = [each for each in by_place.get(place) or () if each is not None]
+        if known and len(known) == len(by_place[place] or ()):
+            found[agent_id] = tuple(known)
+    return found
 
 
 def _place(turn: _TokenTurn, record: ConversationRecord | None) -> int | None:

@@ -83,14 +83,20 @@ def iter_transcripts(run_dir: str | Path, torn: list[str]) -> Iterator[tuple[str
     Raises:
         ValueError: If the folder has no transcripts, or the file is damaged.
     """
+    path = check_transcripts(run_dir)
+    check_log(Path(run_dir), TRANSCRIPTS_FILE)
+    for where, row in iter_rows(path, torn):
+        yield where, Transcript.parse(where, row)
+
+
+def check_transcripts(run_dir: str | Path) -> Path:
+    """The file of a run's transcripts; a `ValueError` if there is none."""
     path = Path(run_dir) / TRANSCRIPTS_FILE
     if not path.is_file():
         raise ValueError(
             f"{str(run_dir)!r} has no {TRANSCRIPTS_FILE}. Give the folder of a run: what was its log_path."
         )
-    check_log(Path(run_dir), TRANSCRIPTS_FILE)
-    for where, row in iter_rows(path, torn):
-        yield where, Transcript.parse(where, row)
+    return path
 
 
 def transcripts_path(source: Path) -> Path:

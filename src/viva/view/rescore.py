@@ -1,38 +1,43 @@
-"""Scoring the stored conversations of a run by other rules, without sampling anything again.
+"""Scoring the stored conversations of a run by other rules, without playing them again.
 
 Transcripts of critique self-play are scored as in training (`viva.rewards.review.score_review`) by the run's own rules
 with what the options change in them; with ``reward=NAME``, those of any kind by that reward as far as transcripts
-suffice, or with ``reward=all`` by each. The result stands beside the rewards that were paid. One conversation is in
-memory at a time.
+suffice, or with ``reward=all`` by each. The result stands beside the rewards that were paid. A judge or scorer is asked
+only where one is given (`rescore_with`); else one conversation is in memory at a time.
 """
 
-import math
+import asyncio
 import random
-import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeAlias, cast
 
 import chz
-import numpy as np
 
-from viva.conversation.messages import counted, text_table
+from viva.conversation.coordinator import gather_or_cancel
 from viva.judging.ballots import ballot_accuracy
-from viva.judging.comparison import reward_truth_gap
-from viva.judging.records import ConversationRecord
+from viva.judging.endpoint import EndpointStoppedError
+from viva.judging.records import ConversationRecord, Transcript
+from viva.judging.remembered import RememberingJudge
 from viva.rewards import NAMES, Reward, find_reward
-from viva.rewards.base import UNPAID
+from viva.rewards.base import NO_MODELS, UNPAID, Models
 from viva.rewards.critique import stored_votes
 from viva.rewards.review import ReviewRules, ReviewVotes, review_rules, score_review, stored_rules
+from viva.run.files import TOKENS_FILE, parse_line
 from viva.selfplay.user_code import reward_named
-from viva.view.files import iter_transcripts
+from viva.view.conversation import solution_logprobs
+from viva.view.files import GrowingFile, Row, iter_transcripts
+from viva.view.log_check import check_log
+from viva.view.rescoring import Rescoring, Rewards, Scored, mean_of
 
-_Rewards = Mapping[int, float | None]
-"""By agent."""
+_Found: TypeAlias = dict[str, Scored | str]
+"""Values of a conversation by stream or reward; a text says why there are none."""
 
-_Scored = tuple[_Rewards, _Rewards, _Rewards]
-"""Old and new rewards of a conversation, and the truth that they should follow."""
+_ASKED_AT_ONCE = 16
+"""Conversations about which a judge or scorer is asked at once."""
+
 ALL = "all"
 """Stands for all rewards."""
 _STREAMS = ("r_sol", "r_meta", "r_diag", "total")
@@ -71,139 +76,198 @@ class RescoreOptions:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamChange:
-    """One reward before (as it was paid) and after. ``None``: nothing to compute it from."""
-
-    stream: str
-    means: tuple[float | None, float | None]
-    deviations: tuple[float | None, float | None]
-    agreement: float | None
-    """Correlation of old with new, within conversations."""
-    truth: tuple[float | None, float | None]
-    """Correlation of old and of new with the truth, within conversations; see `rescore_text`."""
-    num_graded: tuple[int, int]
-    """Rewards that the correlations with the truth rest on."""
-    num_conversations: int = 0
-
-
-@dataclass(slots=True, kw_only=True)
-class Rescoring:
-    """Rewards by other rules, of all conversations so far."""
-
-    rewards: dict[str, list[_Scored]]
-    """Old rewards, new rewards and truth of every conversation, by stream."""
-    is_whole: bool = False
-    """Whether all rewards are set side by side."""
-    num_conversations: int = 0
-    num_void: int = 0
-    """Void conversations, which have no rewards."""
-    num_other: int = 0
-    """Conversations that were not critique self-play."""
-    is_torn: bool = False
-    """Whether the last stored conversation was cut while it was written, and is left out."""
-    unpaid: dict[str, str] = field(default_factory=dict[str, str])
-    """Rewards that could not be computed for every conversation, and why not for the first."""
-
-    @property
-    def streams(self) -> tuple[StreamChange, ...]:
-        """The change of every reward."""
-        return tuple(_change(name, rewards) for name, rewards in self.rewards.items())
-
-    @property
-    def gaps(self) -> dict[str, tuple[float | None, float | None]]:
-        """Reward-truth gap of r_sol and total, old and new: mean over conversations with right and wrong solutions."""
-        names = [name for name in ("r_sol", "total") if name in self.rewards]
-        return {name: (_mean(self._gaps(name, 0)), _mean(self._gaps(name, 1))) for name in names}
-
-    @property
-    def num_gaps(self) -> int:
-        """Conversations counted in `gaps`."""
-        return len(self._gaps("total", 0))
-
-    def _gaps(self, name: str, side: Literal[0, 1]) -> list[float]:
-        """Gaps of the old (0) or new (1) rewards of every conversation that has one."""
-        found: list[float | None] = []
-        for scored in self.rewards.get(name, ()):
-            paid = {agent: reward for agent, reward in scored[side].items() if reward is not None}
-            right = {agent: bool(truth) for agent, truth in scored[2].items()}
-            if right and paid.keys() <= right.keys():
-                found.append(reward_truth_gap(paid, right))
-        return [gap for gap in found if gap is not None]
-
-
 def rescore(run_dir: str | Path, options: RescoreOptions) -> Rescoring:
-    """Score the conversations of a run's folder again.
+    """Score the conversations of a run's folder again; nobody is asked anything.
 
     Raises:
         ValueError: If the folder holds no conversation that can be scored, a stored value is damaged, an option is
             out of range, a fit fails, or a joint fit has nothing that links the two rounds.
     """
-    rewards = _rewards(options)
-    _changed(ReviewRules(), options)  # a mistake in the options is no fault of a stored conversation
-    names = rewards or _STREAMS
-    result = Rescoring(rewards={name: [] for name in names}, is_whole=options.reward == ALL)
+    return asyncio.run(rescore_with(run_dir, options, named_rewards(options)))
+
+
+async def rescore_with(
+    run_dir: str | Path, options: RescoreOptions, rewards: Mapping[str, Reward], models: Models = NO_MODELS
+) -> Rescoring:
+    """`rescore` with rewards by their rows in the table, and a judge or scorer that is asked anew.
+
+    Several conversations are asked about at once. Raises as `rescore`; what engines raise passes through.
+    """
+    changed_rules(ReviewRules(), options)  # a mistake in the options is no fault of a stored conversation
+    result = new_rescoring(rewards, is_whole=options.reward == ALL)
     torn: list[str] = []
-    for where, transcript in iter_transcripts(run_dir, torn):
-        record = transcript.record
-        if record is None or (not rewards and record.protocol != "critique_self_play"):
-            result.num_other += 1
-        elif transcript.void or not (record.rewards if rewards else record.streams):
-            result.num_void += 1
-        else:
-            result.num_conversations += 1
-            try:
-                if not rewards:
-                    _add_review(result, record, _changed(stored_rules(record), options))
-                else:
-                    seed = random.Random(f"{transcript.step}/{transcript.group}").getrandbits(31)
-                    _add_rewards(result, record, rewards, seed)
-            except UNPAID as error:
-                raise ValueError(f"{where}: {error}") from error
-            except (LookupError, TypeError) as error:
-                raise ValueError(
-                    f"{where}: no such conversation can have been held ({type(error).__name__}: {error}); the file is "
-                    "damaged or was changed. Put it back from a copy, or take this line out"
-                ) from error
+    stored = iter_transcripts(run_dir, torn)
+    if any(reward.needs_logprobs for reward in rewards.values()):
+        stored = with_logprobs(run_dir, stored)
+    at_once = 1 if models == NO_MODELS else _ASKED_AT_ONCE
+    while some := list(islice(stored, at_once)):
+        await score_some(result, some, options, rewards, models)
     if not result.num_conversations:
-        hint = "Give another folder." if rewards else "Give the folder of a run of critique_self_play."
-        raise ValueError(
-            f"{str(run_dir)!r} has no conversation to score again: {result.num_void} were void, and "
-            f"{result.num_other} {'without a record' if rewards else 'not critique self-play'}. {hint}"
-        )
+        raise ValueError(_nothing(str(run_dir), result, is_named=bool(rewards)))
     result.is_torn = bool(torn)
     return result
 
 
-def _add_rewards(
-    result: Rescoring, record: ConversationRecord, rewards: Mapping[str, Reward], seed: int
+def new_rescoring(rewards: Mapping[str, Reward], *, is_whole: bool) -> Rescoring:
+    """A rescoring of no conversation yet; without rewards it is one by the rules of critique self-play."""
+    return Rescoring(rewards={name: [] for name in rewards or _STREAMS}, is_whole=is_whole)
+
+
+async def score_some(
+    result: Rescoring,
+    stored: Iterable[tuple[str, Transcript]],
+    options: RescoreOptions,
+    rewards: Mapping[str, Reward],
+    models: Models = NO_MODELS,
 ) -> None:
-    """Score a conversation by other rewards; of all rewards, one that cannot be computed is left out, and noted."""
+    """Add transcripts, with their places, to a rescoring: all at once, and in their order.
+
+    Raises:
+        ValueError: Of the first that cannot be scored, with its place.
+    """
+    counted_in = [(where, each) for where, each in stored if _counts(result, each, rewards)]
+    work = [_scored(where, each, options, rewards, models) for where, each in counted_in]
+    for found in await gather_or_cancel(work):
+        if isinstance(found, ValueError):
+            raise found
+        for name, scored in found.items():
+            if isinstance(scored, str):
+                result.unpaid.setdefault(name, scored)
+            else:
+                result.rewards[name].append(scored)
+
+
+def _counts(result: Rescoring, transcript: Transcript, rewards: Mapping[str, Reward]) -> bool:
+    """Whether a transcript is scored; it is counted in any case."""
+    record = transcript.record
+    if record is None or (not rewards and record.protocol != "critique_self_play"):
+        result.num_other += 1
+    elif transcript.void or not (record.rewards if rewards else record.streams):
+        result.num_void += 1
+    elif not result.is_whole and record.logprobs is None and any(r.needs_logprobs for r in rewards.values()):
+        result.num_without_tokens += 1
+    else:
+        result.num_conversations += 1
+        return True
+    return False
+
+
+async def _scored(
+    where: str,
+    transcript: Transcript,
+    options: RescoreOptions,
+    rewards: Mapping[str, Reward],
+    models: Models,
+) -> _Found | ValueError:
+    """A conversation's values, or the error of one that cannot be scored."""
+    record = cast(ConversationRecord, transcript.record)
+    seed = random.Random(f"{transcript.step}/{transcript.group}").getrandbits(31)
+    try:
+        if not rewards:
+            rules = changed_rules(stored_rules(record), options)
+            return _by_rules(record, rules, await stored_votes(record, rules, seed, models.judge))
+        return await _by_rewards(record, rewards, seed, models, is_whole=options.reward == ALL)
+    except UNPAID as error:
+        problem, cause = f"{where}: {error}", error
+    except (LookupError, TypeError) as error:
+        problem, cause = (
+            f"{where}: no such conversation can have been held ({type(error).__name__}: {error}); the file is "
+            "damaged or was changed. Put it back from a copy, or take this line out",
+            error,
+        )
+    told = ValueError(problem)
+    told.__cause__ = cause
+    return told
+
+
+async def _by_rewards(
+    record: ConversationRecord, rewards: Mapping[str, Reward], seed: int, models: Models, *, is_whole: bool
+) -> _Found:
+    """A conversation's values by rewards; of all rewards, why one could not be computed stands in its place."""
     right = {agent: float(is_right) for agent, is_right in (record.correct or {}).items()}
+    if models.judge is not None:  # rewards have much the same compared
+        models = models._replace(judge=RememberingJudge(models.judge))
+    found: _Found = {}
     for name, reward in rewards.items():
         try:
-            result.rewards[name].append((record.rewards, reward.stored_pay(record, seed), right))
+            found[name] = record.rewards, await reward.stored_pay(record, seed, models), right
+        except EndpointStoppedError:  # nothing more can be asked
+            raise
         except UNPAID as error:
-            if not result.is_whole:
+            if not is_whole:
                 raise
-            result.unpaid.setdefault(name, str(error))
+            found[name] = str(error)
+    return found
 
 
-def _add_review(result: Rescoring, record: ConversationRecord, rules: ReviewRules) -> None:
-    """Score a conversation of critique self-play again."""
-    votes = stored_votes(record, rules)
+def _by_rules(record: ConversationRecord, rules: ReviewRules, votes: ReviewVotes) -> _Found:
+    """A conversation's values by the rules of critique self-play, by stream."""
     scores = score_review(votes, rules)
     truth = _truth(record, votes)
+    found: _Found = {}
     for name, new in zip(_STREAMS, (scores.r_sol, scores.r_meta, scores.r_diag, scores.totals), strict=True):
         old = {agent: streams.get(name) for agent, streams in record.streams.items()}
-        result.rewards[name].append((old, new, truth.get(name, {})))
+        found[name] = old, new, truth.get(name, {})
+    return found
 
 
-def _rewards(options: RescoreOptions) -> dict[str, Reward]:
+def _nothing(run_dir: str, result: Rescoring, *, is_named: bool) -> str:
+    """The message of a run without a conversation to score."""
+    if result.num_without_tokens:
+        return (
+            f"{run_dir!r} kept the tokens of no conversation, and this reward needs their sampling logprobs; give "
+            "tokens_every=1 to a run whose conversations are to be scored by it"
+        )
+    hint = "Give another folder." if is_named else "Give the folder of a run of critique_self_play."
+    return (
+        f"{run_dir!r} has no conversation to score again: {result.num_void} were void, and {result.num_other} "
+        f"{'without a record' if is_named else 'not critique self-play'}. {hint}"
+    )
+
+
+def with_logprobs(
+    run_dir: str | Path, stored: Iterable[tuple[str, Transcript]]
+) -> Iterator[tuple[str, Transcript]]:
+    """Transcripts with the logprobs of their final solutions, where the run kept tokens; a torn line is left out.
+
+    Raises:
+        ValueError: If ``tokens.jsonl`` is damaged.
+    """
+    file = GrowingFile(Path(run_dir) / TOKENS_FILE)
+    check_log(Path(run_dir), TOKENS_FILE)
+    places: dict[tuple[object, object], int] = {}
+    for offset, line in file.new_lines():
+        row = _token_row(file, line)
+        places[row.get("step"), row.get("group")] = offset
+    for where, transcript in stored:
+        offset = places.get((transcript.step, transcript.group))
+        row = None if offset is None else _token_row(file, file.line_at(offset))
+        yield where, transcript_with_logprobs(transcript, row)
+
+
+def _token_row(file: GrowingFile, line: bytes) -> Row:
+    try:
+        return parse_line(line)
+    except ValueError as error:
+        raise ValueError(f"{file.path}: {error}. The file is damaged; restore or cut it.") from error
+
+
+def transcript_with_logprobs(transcript: Transcript, tokens: Row | None) -> Transcript:
+    """A transcript with the logprobs of its final solutions, if the tokens of all of them were kept."""
+    record = transcript.record
+    if tokens is None or record is None:
+        return transcript
+    logprobs = solution_logprobs(tokens, record)
+    if not logprobs.keys() >= record.conversation().final_solutions.keys():
+        return transcript
+    return transcript.model_copy(update={"record": record.model_copy(update={"logprobs": logprobs})})
+
+
+def named_rewards(options: RescoreOptions) -> dict[str, Reward]:
     """The rewards that are named, by their rows in the table; none: those of critique self-play, by the rules.
 
     Raises:
-        ValueError: If transcripts never suffice for it, or rules of the other kind are given with it.
+        ValueError: If there is no such reward, or rules of the other kind are given with it.
     """
     if options.reward is None:
         return {}
@@ -212,16 +276,11 @@ def _rewards(options: RescoreOptions) -> dict[str, Reward]:
         raise ValueError(f"{', '.join(rules)} are rules of critique self-play; leave them out beside reward")
     if options.reward == ALL:
         return {name: find_reward(name) for name in NAMES}
-    reward = reward_named(options.reward)
-    if not reward.pays_stored:
-        raise ValueError(
-            "reward must be one that transcripts suffice for, like majority, answers, r_sol or shuffled_majority; "
-            f"got {options.reward!r}, which needs the sampling logprobs of the replies"
-        )
-    return {"total": reward}
+    return {"total": reward_named(options.reward)}
 
 
-def _changed(stored: ReviewRules, options: RescoreOptions) -> ReviewRules:
+def changed_rules(stored: ReviewRules, options: RescoreOptions) -> ReviewRules:
+    """Rules with what the options change in them; a `ValueError` if a value is out of range."""
     chosen = stored
     if options.preset is not None:
         chosen = replace(review_rules(options.preset), prior_precision=stored.prior_precision)
@@ -233,48 +292,7 @@ def _changed(stored: ReviewRules, options: RescoreOptions) -> ReviewRules:
     return replace(chosen, **changes, weights={**chosen.weights, **(options.reward_weights or {})})
 
 
-def _change(stream: str, rewards: Sequence[_Scored]) -> StreamChange:
-    old, new = (
-        [value for each in rewards for value in each[side].values() if value is not None] for side in (0, 1)
-    )
-    agreement, _ = within_correlation(_common(old, new) for old, new, _ in rewards)
-    truth_old, num_old = within_correlation(_common(old, truth) for old, _, truth in rewards)
-    truth_new, num_new = within_correlation(_common(new, truth) for _, new, truth in rewards)
-    return StreamChange(
-        stream=stream,
-        means=(_mean(old), _mean(new)),
-        deviations=(statistics.pstdev(old) if old else None, statistics.pstdev(new) if new else None),
-        agreement=agreement,
-        truth=(truth_old, truth_new),
-        num_graded=(num_old, num_new),
-        num_conversations=len(rewards),
-    )
-
-
-def within_correlation(groups: Iterable[Sequence[tuple[float, float]]]) -> tuple[float | None, int]:
-    """Pearson's correlation of pairs of values, each less its mean over the conversation, and the number of pairs.
-
-    This is what training sees of a reward, for its baseline is such a mean. That some problems are easier, and all
-    values of their conversations higher, adds nothing to it. A lone pair says nothing, and is not counted.
-
-    Returns:
-        The correlation, in [-1, 1], or ``None`` if one of the two never varies within a conversation.
-    """
-    centred = [np.zeros((0, 2))]
-    for own in (np.array(pairs) for pairs in groups if len(pairs) > 1):
-        centred.append(
-            np.where(np.ptp(own, axis=0) == 0, 0.0, own - own.mean(axis=0))
-        )  # equal values: exact zeros
-    x_N, y_N = np.concatenate(centred).T
-    scale = math.sqrt(x_N @ x_N) * math.sqrt(y_N @ y_N)
-    return (max(-1.0, min(1.0, float(x_N @ y_N) / scale)) if scale else None), len(x_N)
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return statistics.fmean(values) if values else None
-
-
-def _truth(record: ConversationRecord, votes: ReviewVotes) -> dict[str, _Rewards]:
+def _truth(record: ConversationRecord, votes: ReviewVotes) -> dict[str, Rewards]:
     """The truth that each reward should follow, by stream and agent; empty where no answer is known."""
     after, before = record.correct, record.correct_initial
     if after is None or before is None:
@@ -285,80 +303,8 @@ def _truth(record: ConversationRecord, votes: ReviewVotes) -> dict[str, _Rewards
         "r_sol": right,
         "r_meta": {voter: ballot_accuracy({voter: own}, after) for voter, own in votes.final.items()},
         "r_diag": {
-            critic: _mean([mended[agent] for agent in targets if agent in mended])
+            critic: mean_of([mended[agent] for agent in targets if agent in mended])
             for critic, targets in votes.targets.items()
         },
         "total": right,
     }
-
-
-def _common(one: _Rewards, other: _Rewards) -> list[tuple[float, float]]:
-    """Values of agents that have both, by agent."""
-    pairs = ((one[agent], other[agent]) for agent in sorted(one.keys() & other.keys()))
-    return [(x, y) for x, y in pairs if x is not None and y is not None]
-
-
-def rescore_text(result: Rescoring) -> str:
-    """The change of every reward as a table for the terminal, and what its columns mean."""
-    return _side_by_side(result) if result.is_whole else _old_and_new(result)
-
-
-def _side_by_side(result: Rescoring) -> str:
-    """All rewards in one table, and why the others are not there."""
-    computed = [each for each in result.streams if each.num_conversations]
-    rows: list[tuple[str, ...]] = [("reward", "conversations", "mean", "spread", "with paid", "with truth")]
-    # the first row is of what was paid, the old side of any of them
-    sides = [("(paid)", 0, each) for each in (computed or result.streams)[:1]]
-    sides += [(each.stream, 1, each) for each in computed]
-    for name, side, each in sides:
-        agreement = _number(each.agreement, sign="+") if side else ""
-        figures = (_number(each.means[side]), _number(each.deviations[side]), agreement)
-        rows.append((name, str(each.num_conversations), *figures, _number(each.truth[side], sign="+")))
-    left_out = "".join(f"  {name}: {why}\n" for name, why in result.unpaid.items())
-    told = f"\nNot computed for every conversation:\n{left_out}" if left_out else ""
-    return (
-        f"{_head(result)}\n\n{chr(10).join(text_table(rows))}\n{told}\n"
-        "Correlations are within conversations: of values less their mean over the conversation's agents.\n"
-        "With truth: whether the final solution is right, where answers are known.\n"
-    )
-
-
-def _head(result: Rescoring) -> str:
-    torn = "The last line of transcripts.jsonl is torn, and left out.\n" if result.is_torn else ""
-    return (
-        f"{torn}{counted(result.num_conversations, 'conversation')} ({result.num_void} void and "
-        f"{result.num_other} of another kind left out)"
-    )
-
-
-def _old_and_new(result: Rescoring) -> str:
-    streams = result.streams
-    rows: list[tuple[str, ...]] = [
-        ("", "mean", "", "spread", "", "old with", "truth", ""),
-        ("reward", "old", "new", "old", "new", "new", "old", "new"),
-    ]
-    for change in streams:
-        plain = [_number(value) for value in (*change.means, *change.deviations)]
-        signed = [_number(value, sign="+") for value in (change.agreement, *change.truth)]
-        rows.append((change.stream, *plain, *signed))
-    gaps = ""
-    if result.num_gaps:
-        shown = ", ".join(
-            f"{name} {_number(old)} old, {_number(new)} new" for name, (old, new) in result.gaps.items()
-        )
-        over = counted(result.num_gaps, "conversation")
-        gaps = f"\nReward-truth gap over {over} with right and wrong solutions:\n  {shown}\n"
-    graded = ", ".join(f"{change.stream} {change.num_graded[1]}" for change in streams)
-    return f"{_head(result)}\n\n{chr(10).join(text_table(rows))}\n{gaps}\n{_LEGEND}Rewards with a truth: {graded}.\n"
-
-
-_LEGEND = """\
-Correlations are within conversations: of values less their mean over the conversation's agents.
-Truth, where answers are known: for r_sol and total, whether the final solution is right; for r_meta, the share of
-the agent's votes between a right and a wrong solution that are right; for r_diag, the share of the critic's targets
-whose solution was wrong and became right.
-"""
-
-
-def _number(value: float | None, sign: str = "") -> str:
-    return "-" if value is None else f"{value:{sign}.3f}"

@@ -37,7 +37,15 @@ class OpenedOptions:
 
 
 @chz.chz
-class EvalOptions(JudgeConfig, OpenedOptions):
+class JudgedOptions(JudgeConfig, OpenedOptions):
+    """Judges that are asked about what policies said, and their engines."""
+
+    judge: str | None = None
+    criteria: dict[str, float] | None = criteria_field("asked of every answer, too")
+
+
+@chz.chz
+class EvalOptions(JudgedOptions):
     """Options of viva eval."""
 
     against: str | None = chz.field(
@@ -50,7 +58,6 @@ class EvalOptions(JudgeConfig, OpenedOptions):
         default=None,
         doc="who compares the answers: base, current, a model, a run, https://host/v1, or [A,B]; default: base",
     )
-    criteria: dict[str, float] | None = criteria_field("asked of every answer, too")
     kinds: list[str] | None = chz.field(
         default=None,
         doc="of direct, conversation, critique, protocol; default: direct, and what the run trained",
@@ -142,6 +149,7 @@ class ScreenOptions(OpenedOptions):
 
 
 JUDGE_OPTIONS = ("judge", "criteria", *chz.chz_fields(JudgeConfig))
+"""Options of judges."""
 
 _NOT_THE_RECIPES = frozenset({*chz.chz_fields(OpenedOptions), *JUDGE_OPTIONS})
 """Options whose recipes' namesakes say how the run was trained, not how it is evaluated."""

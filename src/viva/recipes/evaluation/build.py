@@ -36,6 +36,7 @@ from viva.judging.scorer import Scorer
 from viva.recipes.common import resolve_model, say
 from viva.recipes.evaluation import JUDGE_OPTIONS, EvalOptions
 from viva.recipes.evaluation.judges import (
+    CURRENT,
     Judgement,
     JudgePlan,
     have_judged,
@@ -93,7 +94,7 @@ async def evaluate(name: str, options: EvalOptions) -> tuple[str, Evaluation]:
     plan = make_plan(target, options, is_compared=other is not None)
     judges: tuple[JudgePlan, ...] = ()
     if plan.is_judged:
-        judges = plan_judges(options, base=untrained(target), current=target)
+        judges = plan_judges(options, {BASE: untrained(target), CURRENT: target})
     else:
         refuse_judge(options)
     stored = against = None
@@ -357,7 +358,7 @@ async def _compare_files(name: str, options: EvalOptions) -> tuple[str, Evaluati
         told = evaluation.target
         model = None if told["kind"] in ("run", "model") else told["model"]
         current = find_target(str(told["name"]), checkpoint=told.get("checkpoint"), model_name=model)
-        judges = plan_judges(options, base=untrained(current), current=current)
+        judges = plan_judges(options, {BASE: untrained(current), CURRENT: current})
         kept = Path(name).expanduser().with_name(ANSWERS_FILE)
         async with Engines() as engines, opened_judges(judges, options, engines, kept) as opened:
             judged = await have_judged(opened, options, evaluation, against)

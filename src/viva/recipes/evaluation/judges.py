@@ -1,6 +1,6 @@
 """The judges that ``judge=`` names: found before anything is sampled, opened, and their verdicts on two policies."""
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -27,7 +27,7 @@ from viva.judging.records import (
     Transcript,
 )
 from viva.judging.rubric import criteria_of
-from viva.recipes.evaluation import JUDGE_OPTIONS, EvalOptions
+from viva.recipes.evaluation import JUDGE_OPTIONS, EvalOptions, JudgedOptions
 from viva.recipes.evaluation.plan import draws_seed, open_target
 from viva.recipes.evaluation.target import BASE, Target, find_target
 from viva.recipes.reward import ENDPOINT_OPTIONS, is_address
@@ -35,7 +35,8 @@ from viva.run.kept_answers import AnswerFile
 from viva.training.console import Begin, EvaluationConsole
 from viva.training.service import EngineConfig, Engines
 
-_CURRENT = "current"
+CURRENT = "current"
+"""The policy itself as a judge; `BASE` is the same before training."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +74,8 @@ class OpenJudge:
     """The engine that it samples on; that of this process for an endpoint, which has none."""
 
 
-def plan_judges(options: EvalOptions, *, base: Target, current: Target) -> tuple[JudgePlan, ...]:
-    """The judges that ``judge=`` names; `current` is the first policy, `base` the same before training.
+def plan_judges(options: JudgedOptions, own: Mapping[str, Target]) -> tuple[JudgePlan, ...]:
+    """The judges that ``judge=`` names; `own` has the policy itself under `CURRENT`, and under `BASE` before training.
 
     Raises:
         ValueError: If there is no such model or run, or an option is out of range.
@@ -96,9 +97,7 @@ def plan_judges(options: EvalOptions, *, base: Target, current: Target) -> tuple
     plans = [
         JudgePlan(name=at[name], source=options.endpoint(name, at[name]), options=_how(options, "verdict"))
         if name in at
-        else JudgePlan(
-            name=name, source=_target(name, base=base, current=current), options=_how(options, "logprob")
-        )
+        else JudgePlan(name=name, source=_target(name, own), options=_how(options, "logprob"))
         for name in names
     ]
     if len({plan.name for plan in plans}) < len(plans):  # one model at two addresses
@@ -115,7 +114,7 @@ def _names(option: str, value: str) -> list[str]:
     return names
 
 
-def _how(options: EvalOptions, mode: JudgeMode) -> JudgeOptions:
+def _how(options: JudgedOptions, mode: JudgeMode) -> JudgeOptions:
     how = JudgeOptions(
         mode=options.judge_mode or mode,
         max_tokens=options.judge_max_tokens,
@@ -124,10 +123,9 @@ def _how(options: EvalOptions, mode: JudgeMode) -> JudgeOptions:
     return how if options.judge_prompt is None else replace(how, system_prompt=options.judge_prompt)
 
 
-def _target(name: str, *, base: Target, current: Target) -> Target:
-    known = {BASE: base, _CURRENT: current}
-    if name in known:
-        return known[name]
+def _target(name: str, own: Mapping[str, Target]) -> Target:
+    if name in own:
+        return own[name]
     if "://" in name and not name.startswith("tinker://"):
         raise ValueError(f"judge={name}: an endpoint's address begins with https:// or http://")
     try:
@@ -139,7 +137,7 @@ def _target(name: str, *, base: Target, current: Target) -> Target:
         ) from error
 
 
-def _criteria(options: EvalOptions) -> tuple[Criterion, ...]:
+def _criteria(options: JudgedOptions) -> tuple[Criterion, ...]:
     return () if options.criteria is None else criteria_of(options.criteria)
 
 
@@ -152,14 +150,14 @@ def refuse_judge(options: EvalOptions) -> None:
         )
 
 
-def judge_given(options: EvalOptions, names: Sequence[str] = JUDGE_OPTIONS) -> list[str]:
+def judge_given(options: JudgedOptions, names: Sequence[str] = JUDGE_OPTIONS) -> list[str]:
     """Options of a judge that are not their defaults."""
-    return [name for name in names if getattr(options, name) != getattr(EvalOptions(), name)]
+    return [name for name in names if getattr(options, name) != getattr(JudgedOptions(), name)]
 
 
 @asynccontextmanager
 async def opened_judges(
-    plans: Sequence[JudgePlan], options: EvalOptions, engines: Engines, kept: Path
+    plans: Sequence[JudgePlan], options: JudgedOptions, engines: Engines, kept: Path
 ) -> AsyncGenerator[list[OpenJudge]]:
     """All judges, loaded before anything is sampled; answers of endpoints are kept in the file `kept`."""
     async with AsyncExitStack() as stack:
@@ -170,7 +168,7 @@ async def opened_judges(
                 judge = EndpointJudge(endpoint, plan.options)
                 opened.append(OpenJudge(plan=plan, judge=judge))
             else:
-                is_other = plan.name not in (BASE, _CURRENT)
+                is_other = plan.name not in (BASE, CURRENT)
                 own = chz.replace(options, renderer_name=None) if is_other else options
                 policy = await open_target(plan.source, own, engines)
                 judge = plan.options.make(PolicyRef(sampling_client=policy.client), policy.renderer)
@@ -178,7 +176,7 @@ async def opened_judges(
         yield opened
 
 
-def _usage_text(name: str, endpoint: ChatEndpoint) -> str:
+def usage_text(name: str, endpoint: ChatEndpoint) -> str:
     """One line of what an endpoint was asked and what that cost."""
     usage, prices = endpoint.usage, endpoint.options.prices
     told = [
@@ -254,7 +252,7 @@ async def have_judged(
             )
             if isinstance(opened.judge, EndpointJudge):
                 entries[-1]["usage"] = asdict(opened.judge.endpoint.usage)
-                notes.append(_usage_text(plan.name, opened.judge.endpoint))
+                notes.append(usage_text(plan.name, opened.judge.endpoint))
             notes += _failures(plan.name, judged[plan.name], scores)
     return Judgement(
         judges=entries,

@@ -283,7 +283,7 @@ async def _sample(
                     )
     has_answers = plan.items[0].answer is not None
     figures = screening_figures(problems, plan.rewards, resamples=options.resamples, seed=options.seed)
-    figures |= conversation_screening(
+    figures |= await conversation_screening(
         played, critics, records, is_known=has_answers, resamples=options.resamples, seed=options.seed
     )
     advice = screening_advice(
