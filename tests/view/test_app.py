@@ -10,6 +10,7 @@ import httpx
 import pytest
 from view_runs import HOSTILE, transcript, turn, write_lines
 
+from viva.view import other_rewards
 from viva.view.app import CONTENT_POLICY, cookie_name, make_app
 
 MakeRun = Callable[..., Path]
@@ -283,6 +284,34 @@ async def test_results_of_viva_eval_are_listed_and_other_files_are_not(make_run:
     assert first["results"][1]["figures"] == {"avg@1": difference}
     assert "\u202e" not in first["results"][0]["about"]
     assert second["results"] == []
+
+
+async def test_other_rewards_are_computed_when_somebody_asks_and_anew_where_the_run_went_on(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+    compute = other_rewards.other_rewards
+
+    def counting(stored: other_rewards.Stored) -> dict[str, object]:
+        calls.append(stored.num_used)
+        return compute(stored)
+
+    monkeypatch.setattr(other_rewards, "other_rewards", counting)
+    folder = make_run(steps=2)
+    async with client(make_run("run-b", steps=1), folder) as made:
+        await read_all(made)
+        assert calls == []
+        first = await ask(made, "/api/rewards?run=1")
+        assert await ask(made, "/api/rewards?run=1") == first
+        assert calls == [first["used"]]
+        write_lines(folder / "transcripts.jsonl", [transcript(2, 0)])
+        await read_all(made)
+        again = await ask(made, "/api/rewards?run=1")
+        assert (again["used"], calls) == (first["used"] + 1, [first["used"], again["used"]])
+        assert (await ask(made, "/api/rewards"))["all"] < first["all"]
+        assert (await made.get("/api/rewards?run=2")).status_code == 404
+    rows = {row["reward"]: row for row in again["rows"]}
+    assert rows["majority"]["conversations"] == again["used"]
 
 
 async def test_files_that_vanish_are_told_of_and_break_nothing(make_run: MakeRun) -> None:

@@ -481,3 +481,15 @@ def test_the_system_message_and_the_judges_prompt_are_shown(site: Site) -> None:
     shown = site.texts(".asked")[0]
     assert "You compare two solutions." in shown
     assert "Problem:\n> pens\nSolution A:\n> of agent 1" in shown
+
+
+def test_other_rewards_are_worked_out_when_they_are_unfolded(site: Site) -> None:
+    page = site.show("summary")
+    section = "[data-run=run-a] details[data-section='other rewards']"
+    assert page.locator("table.rewards").count() == 0
+    page.locator(f"{section} > summary").click()
+    page.wait_for_selector(f"{section} table.rewards tbody tr")
+    names = site.texts(f"{section} tbody th")
+    assert names[0] == "(paid)"
+    assert "majority" in names
+    assert page.locator("table.rewards").count() == 1

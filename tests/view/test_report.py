@@ -16,7 +16,9 @@ from view_runs import answers_of, tokens
 
 from viva.cli import main
 from viva.run.secrets import printable
+from viva.view import other_rewards
 from viva.view.report import embedded_json, write_report
+from viva.view.rescore import RescoreOptions, rescore
 
 MakeRun = Callable[..., Path]
 MakeLine = Callable[..., dict[str, Any]]
@@ -341,3 +343,65 @@ def test_a_result_of_viva_eval_has_a_report_of_its_own(
     assert "some run 000025" in (tmp_path / "all.html").read_text(encoding="utf-8")
     assert main(["report", str(tmp_path)]) == 2
     assert "no results of viva eval" in capsys.readouterr().err
+
+
+def test_other_rewards_stand_in_the_report_as_the_command_tells_them(
+    make_finished_run: MakeRun, critique_transcript: MakeLine
+) -> None:
+    folder = make_finished_run(transcripts=[critique_transcript(0, group) for group in range(3)])
+    found = answers(folder)["rewards/0"]
+    told = rescore(folder, RescoreOptions(reward="all"))
+    assert (found["used"], found["all"], found["damaged"]) == (3, 3, [])
+    assert [row["reward"] for row in found["rows"]] == [each.reward for each in told.rows]
+    rows = {row["reward"]: row for row in found["rows"]}
+    assert rows["(paid)"]["mean"] == pytest.approx((1.57 + 1.75125 + 0.765) / 3)
+    assert rows["answers"] == {
+        "reward": "answers",
+        "conversations": 3,
+        "mean": pytest.approx(2 / 3),
+        "spread": pytest.approx(told.rows[1].spread),
+        "with_paid": pytest.approx(told.rows[1].with_paid),
+        "with_truth": pytest.approx(1.0),
+    }
+    unpaid = {each["reward"]: each["why"] for each in found["unpaid"]}
+    assert unpaid.keys() == told.unpaid.keys()
+    assert "judge=... asks a judge anew" in unpaid["judge_answer"]
+
+
+def test_of_a_long_run_the_last_conversations_are_used_and_damage_is_named(
+    make_finished_run: MakeRun, transcript: MakeLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(other_rewards, "MOST", 4)
+    lines = [transcript(step, 0) for step in range(6)]
+    lines[1]["record"]["comparisons"][0]["outcome"] = "C"  # not among the last
+    lines[5]["record"]["comparisons"][0]["outcome"] = "C"
+    found = answers(make_finished_run(transcripts=lines))["rewards/0"]
+    assert (found["used"], found["all"]) == (4, 6)
+    rows = {row["reward"]: row["conversations"] for row in found["rows"]}
+    assert (rows["majority"], rows["tournament"]) == (3, 3)
+    assert (
+        "'C' is not a valid Outcome"
+        in {each["reward"]: each["why"] for each in found["unpaid"]}["tournament"]
+    )
+
+
+def test_a_conversation_that_cannot_have_been_held_is_left_out_of_other_rewards(
+    make_finished_run: MakeRun, critique_transcript: MakeLine
+) -> None:
+    whole, torn = critique_transcript(0, 0), critique_transcript(0, 1)
+    torn["record"]["turns"] = [each for each in torn["record"]["turns"] if each["text"] != "proposal of 0"]
+    found = answers(make_finished_run(transcripts=[whole, torn]))["rewards/0"]
+    (why,) = found["damaged"]
+    assert why.startswith("step 0, group 1: no such conversation can have been held (KeyError")
+    assert {row["conversations"] for row in found["rows"]} == {1}
+
+
+def test_without_conversations_there_are_no_other_rewards(
+    make_finished_run: MakeRun, tmp_path: Path, transcript: MakeLine
+) -> None:
+    assert "rewards/0" not in answers(make_finished_run(transcripts=[], name="one"))
+    void = [transcript(0, 0, void=True, rewards={})]
+    assert "rewards/0" not in answers(make_finished_run(transcripts=void, name="two"))
+    result = write_result(tmp_path / "results")
+    result.with_suffix(".transcripts.jsonl").write_text(json.dumps(transcript(0, 0)) + "\n")
+    assert "rewards/0" not in answers(result)  # an evaluation pays nobody

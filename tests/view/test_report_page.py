@@ -77,6 +77,19 @@ def test_it_opens_with_a_summary_of_both_runs(report: Report) -> None:
     ]
 
 
+def test_other_rewards_unfold_in_the_summary(report: Report) -> None:
+    report.open()
+    assert report.page.locator("table.rewards").count() == 0
+    section = "[data-run=run-b] details[data-section='other rewards']"
+    report.page.locator(f"{section} > summary").click()
+    report.page.wait_for_selector(f"{section} table.rewards")
+    names = report.texts(f"{section} tbody th")
+    assert names[0] == "(paid)"
+    assert {"majority", "tournament"} <= set(names)
+    assert any(each.startswith("judge_answer: the reward") for each in report.texts(f"{section} li"))
+    assert report.page.locator("table.rewards").count() == 1
+
+
 def test_two_runs_lie_over_each_other_smoothed_and_as_numbers(report: Report) -> None:
     page = report.show("curves")
     figure = "figure[data-chart='test: direct_accuracy']"

@@ -162,6 +162,8 @@ class _Api:
         self._names = names_of([run.folder for run in runs])
         self._lock = threading.Lock()
         self._reading = IndexReader(runs, self._lock)
+        self._rewards: dict[RunIndex, tuple[str, object]] = {}
+        """Other rewards of a run, and its version then."""
 
     def routes(self) -> list[Route]:
         """Handlers by the last part of their address. Some wait for what is read, or for modules to load."""
@@ -178,6 +180,7 @@ class _Api:
                 lambda _: [summary_answer(run) for run in self._runs],
                 lambda _: importlib.import_module("viva.training.advice"),
             ),
+            "rewards": (lambda request: self._rewards[self._run(request)][1], self._score),
             "evaluations": (lambda _: evaluations_answer(self._runs, self._names), None),
         }
         return [Route(f"/api/{name}", self._endpoint(*handler)) for name, handler in handlers.items()]
@@ -223,6 +226,21 @@ class _Api:
 
     def _conversation(self, request: Request) -> object:
         return conversation_answer(self._run(request), *_place(request), parse_query(request.query_params))
+
+    def _score(self, request: Request) -> None:
+        """Compute other rewards, without the lock: that takes seconds, in which others are answered."""
+        from viva.view.other_rewards import (
+            other_rewards,
+            stored_conversations,
+        )  # loads what plays conversations
+
+        run = self._run(request)
+        with self._lock:
+            version = run.version
+            if self._rewards.get(run, ("", None))[0] == version:
+                return
+            stored = stored_conversations(run)
+        self._rewards[run] = version, other_rewards(stored)
 
     def _text(self, request: Request) -> object:
         return text_answer(self._run(request), *_place(request), request.query_params.get("ref", ""))

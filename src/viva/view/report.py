@@ -60,6 +60,9 @@ def write_report(
 
 def _answers(runs: Sequence[RunIndex], names: Sequence[str]) -> dict[str, object]:
     """Everything that the page asks, by name; of a run, its number; and of a conversation, its step and group."""
+    # loads what plays conversations
+    from viva.view.other_rewards import other_rewards, stored_conversations
+
     keys = sorted({key for run in runs for key in run.metrics})
     answers: dict[str, object] = {
         "curves": curve_layout(keys),
@@ -71,6 +74,8 @@ def _answers(runs: Sequence[RunIndex], names: Sequence[str]) -> dict[str, object
     for number, (run, name) in enumerate(zip(runs, names, strict=True)):
         unreadable = _add_conversations(answers, number, run)
         answers[f"judge/{number}"] = judge_answer(run, Query(), 0, _MAX_JUDGED)
+        if (stored := stored_conversations(run)).num_used:
+            answers[f"rewards/{number}"] = other_rewards(stored)
         own = run_answer(run, name, is_complete=True)
         shown.append(
             own | {"version": "", "progress": 1.0, "problems": [*map(printable, run.problems), *unreadable]}

@@ -9,7 +9,7 @@ export const isReport = answers !== null;
 // Where a report has an answer about one run, or one of its conversations.
 function placeOf(name, { run, step, group }) {
   if (name === "conversation") return [name, run || "0", step, group].join("/");
-  return ["conversations", "judge"].includes(name) ? `${name}/${run || "0"}` : name;
+  return ["conversations", "judge", "rewards"].includes(name) ? `${name}/${run || "0"}` : name;
 }
 
 export function has(name, parameters) {
