@@ -351,7 +351,7 @@ def test_other_rewards_stand_in_the_report_as_the_command_tells_them(
     folder = make_finished_run(transcripts=[critique_transcript(0, group) for group in range(3)])
     found = answers(folder)["rewards/0"]
     told = rescore(folder, RescoreOptions(reward="all"))
-    assert (found["used"], found["all"], found["damaged"]) == (3, 3, [])
+    assert (found["used"], found["all"], found["left_out"]) == (3, 3, [])
     assert [row["reward"] for row in found["rows"]] == [each.reward for each in told.rows]
     rows = {row["reward"]: row for row in found["rows"]}
     assert rows["(paid)"]["mean"] == pytest.approx((1.57 + 1.75125 + 0.765) / 3)
@@ -391,7 +391,7 @@ def test_a_conversation_that_cannot_have_been_held_is_left_out_of_other_rewards(
     whole, torn = critique_transcript(0, 0), critique_transcript(0, 1)
     torn["record"]["turns"] = [each for each in torn["record"]["turns"] if each["text"] != "proposal of 0"]
     found = answers(make_finished_run(transcripts=[whole, torn]))["rewards/0"]
-    (why,) = found["damaged"]
+    (why,) = found["left_out"]
     assert why.startswith("step 0, group 1: no such conversation can have been held (KeyError")
     assert {row["conversations"] for row in found["rows"]} == {1}
 

@@ -63,7 +63,8 @@ def other_rewards(stored: Stored) -> dict[str, object]:
 
     Returns:
         ``used`` and ``all`` (numbers of conversations), ``rows`` (see `viva.view.rescoring.RewardRow`), ``unpaid``
-        (rewards that could not be computed for every conversation, and why) and ``damaged`` (conversations left out).
+        (rewards that could not be computed for every conversation, and why) and ``left_out`` (why conversations could
+        not be scored at all).
     """
     with ThreadPoolExecutor(1) as pool:  # the caller may have an event loop that runs, as training has
         result, damaged = pool.submit(asyncio.run, _scored(stored)).result()
@@ -72,7 +73,7 @@ def other_rewards(stored: Stored) -> dict[str, object]:
         "all": stored.num_all,
         "rows": [asdict(each) for each in result.rows] if result.num_conversations else [],
         "unpaid": [{"reward": name, "why": printable(why)} for name, why in result.unpaid.items()],
-        "damaged": [printable(each) for each in (*stored.damaged, *damaged)],
+        "left_out": [printable(each) for each in (*stored.damaged, *damaged)],
     }
 
 
