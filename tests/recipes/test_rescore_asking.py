@@ -139,7 +139,7 @@ def test_logprobs_are_those_of_the_tokens_that_were_kept(run):
     folder = run("log_probability", tokens_every=1)
     result = rescored(folder, reward="log_probability")
     assert (result.num_conversations, result.num_without_tokens) == (1, 1)
-    assert "and 1 without kept tokens left out" in rescore_text(result)
+    assert "(1 without kept tokens, 0 void and 0 of another kind left out)" in rescore_text(result)
     ((old, new, _),) = result.rewards["total"]
     assert new == pytest.approx(old, abs=1e-4)
     assert len(set(new.values())) > 1

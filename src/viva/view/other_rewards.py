@@ -72,7 +72,9 @@ def other_rewards(stored: Stored) -> dict[str, object]:
         "used": stored.num_used,
         "all": stored.num_all,
         "rows": [asdict(each) for each in result.rows] if result.num_conversations else [],
-        "unpaid": [{"reward": name, "why": printable(why)} for name, why in result.unpaid.items()],
+        "unpaid": [
+            {"rewards": ", ".join(names), "why": printable(why)} for why, names in result.reasons.items()
+        ],
         "left_out": [printable(each) for each in (*stored.damaged, *damaged)],
     }
 

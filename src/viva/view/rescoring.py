@@ -75,6 +75,14 @@ class Rescoring:
         return tuple(_change(name, rewards) for name, rewards in self.rewards.items())
 
     @property
+    def reasons(self) -> dict[str, list[str]]:
+        """Why rewards could not be computed for every conversation, and which."""
+        found: dict[str, list[str]] = {}
+        for name, why in self.unpaid.items():
+            found.setdefault(why, []).append(name)
+        return found
+
+    @property
     def rows(self) -> list[RewardRow]:
         """All rewards side by side: that which was paid, then those that could be computed."""
         computed = [each for each in self.streams if each.num_conversations]
@@ -176,7 +184,7 @@ def _side_by_side(result: Rescoring) -> str:
         signed = [_number(value, sign="+") for value in (each.with_paid, each.with_truth)]
         figures = (_number(each.mean), _number(each.spread), signed[0] if place else "", signed[1])
         rows.append((each.reward, str(each.conversations), *figures))
-    left_out = "".join(f"  {name}: {why}\n" for name, why in result.unpaid.items())
+    left_out = "".join(f"  {', '.join(names)}: {why}\n" for why, names in result.reasons.items())
     told = f"\nNot computed for every conversation:\n{left_out}" if left_out else ""
     return (
         f"{_head(result)}\n\n{chr(10).join(text_table(rows))}\n{told}\n"
@@ -187,11 +195,10 @@ def _side_by_side(result: Rescoring) -> str:
 
 def _head(result: Rescoring) -> str:
     torn = "The last line of transcripts.jsonl is torn, and left out.\n" if result.is_torn else ""
-    without = f" and {result.num_without_tokens} without kept tokens" if result.num_without_tokens else ""
-    return (
-        f"{torn}{counted(result.num_conversations, 'conversation')} ({result.num_void} void and "
-        f"{result.num_other} of another kind{without} left out)"
-    )
+    left_out = f"{result.num_void} void and {result.num_other} of another kind"
+    if result.num_without_tokens:
+        left_out = f"{result.num_without_tokens} without kept tokens, {left_out}"
+    return f"{torn}{counted(result.num_conversations, 'conversation')} ({left_out} left out)"
 
 
 def _old_and_new(result: Rescoring) -> str:

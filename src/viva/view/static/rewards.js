@@ -11,7 +11,7 @@ function shown({ used, all, rows, unpaid, left_out }) {
   return [h("p", { class: "muted" }, `From ${some}, without asking anybody; viva rescore RUN reward=all takes the whole run, and asks a judge that is named. Correlations are within conversations; the truth is whether the final solution is right.`),
     table("rewards", HEADS, rows.map((row) => [row.reward, row.conversations, number(row.mean), number(row.spread), signed(row.with_paid, 3), signed(row.with_truth, 3)]), "Rewards side by side"),
     left_out.length ? h("p", { class: "failure" }, `${counted(left_out.length, "conversation")} left out; the first: ${left_out[0]}`) : null,
-    unpaid.length ? [h("p", { class: "muted" }, "Not computed for every conversation:"), h("ul", { class: "muted" }, unpaid.map(({ reward, why }) => h("li", {}, h("b", {}, reward), `: ${why}`)))] : null];
+    unpaid.length ? [h("p", { class: "muted" }, "Not computed for every conversation:"), h("ul", { class: "muted" }, unpaid.map(({ rewards, why }) => h("li", {}, h("b", {}, rewards), `: ${why}`)))] : null];
 }
 
 // The section of one run; null where there is nothing to show.
