@@ -493,3 +493,7 @@ def test_other_rewards_are_worked_out_when_they_are_unfolded(site: Site) -> None
     assert names[0] == "(paid)"
     assert "majority" in names
     assert page.locator("table.rewards").count() == 1
+    before = page.evaluate("document.body.dataset.version")
+    write_lines(site.folders[0] / "metrics.jsonl", [metrics_row(40)])
+    page.wait_for_function("before => document.body.dataset.version !== before", arg=before)
+    assert page.locator(f"{section}[open] table.rewards").count() == 1, "what is read stays open"

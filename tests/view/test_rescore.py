@@ -439,6 +439,20 @@ def test_of_plain_paper_runs_what_needs_a_joint_fit_is_named(make_review_run: Ma
     assert by_stream(result)["r_sol"].num_conversations == NUM_CONVERSATIONS
 
 
+def test_a_stored_score_that_could_not_be_read_is_no_number(make_review_run: MakeRun) -> None:
+    folder = make_review_run("paper")
+    lines = [json.loads(line) for line in (folder / "transcripts.jsonl").read_text().splitlines()]
+    for number, line in enumerate(lines):
+        scores = {str(agent): [0.5 if number else None] for agent in range(4)}
+        line["record"] |= {"criteria": [{"text": "It is short."}], "rubric": scores}
+    (folder / "transcripts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(ValueError, match=r"transcripts\.jsonl:1: the judge could not be read about solution"):
+        rescore(folder, RescoreOptions(reward="rubric"))
+    result = rescore(folder, RescoreOptions(reward="all"))
+    assert "could not be read" in result.unpaid["rubric"]
+    assert len(result.rewards["rubric"]) == NUM_CONVERSATIONS - 1
+
+
 # a judge that is asked anew
 
 
