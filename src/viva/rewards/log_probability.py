@@ -21,7 +21,7 @@ class LogProbability(SolutionReward):
 
     @property
     def needs_logprobs(self) -> bool:
-        """It looks at nothing else."""
+        """Yes: it is their mean."""
         return True
 
     def pay(self, group: Solutions) -> list[float]:

@@ -1,4 +1,4 @@
-"""The page's table of other rewards: what each would have paid for the last conversations of a run.
+"""The page's table of other rewards: the pay of each for the last conversations of a run.
 
 Nobody is asked anything, and no code of the user's runs: these are the rewards that have names.
 """
@@ -42,7 +42,7 @@ class Stored:
 
 
 def stored_conversations(run: RunIndex) -> Stored:
-    """What `other_rewards` is computed from; nothing of what is no run."""
+    """The conversations for `other_rewards`; none where the source is no run."""
     earned = [each for each in run.entries.values() if each.has_record and not each.is_void]
     paid = [each for each in earned if each.reward_mean is not None] if run.kind == "run" else []
     last = sorted(paid, key=lambda each: (each.step, each.group))[-MOST:]

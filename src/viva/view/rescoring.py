@@ -76,7 +76,7 @@ class Rescoring:
 
     @property
     def reasons(self) -> dict[str, list[str]]:
-        """Why rewards could not be computed for every conversation, and which."""
+        """Names of rewards by the reason why they were not computed for every conversation."""
         found: dict[str, list[str]] = {}
         for name, why in self.unpaid.items():
             found.setdefault(why, []).append(name)

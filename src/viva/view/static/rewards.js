@@ -1,4 +1,4 @@
-// What other rewards would have paid for a run's conversations; a server works it out when somebody looks.
+// The pay of other rewards for a run's conversations; a server works it out when somebody looks.
 
 import { ask, has, Refused } from "./api.js";
 import { counted, h, number, replace, signed, table } from "./dom.js";
