@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
     from viva.eval.records import Evaluation
     from viva.eval.screening import Screening
-    from viva.rewards.base import Grader, Reward, RewardFunction
+    from viva.rewards.base import Grader, Reward
+    from viva.rewards.function import RewardFunction
 
 ResultT = TypeVar("ResultT")
 Prompts: TypeAlias = "str | Path | Sequence[str] | Sequence[Mapping[str, object]] | pandas.DataFrame"

@@ -8,9 +8,10 @@ from typing import Any, cast
 from viva.conversation.messages import unknown
 from viva.judging.judge import JudgeOptions
 from viva.rewards.answers import answers
-from viva.rewards.base import FunctionReward, Pay, Reward, RewardFunction
+from viva.rewards.base import Reward
 from viva.rewards.comas import comas
 from viva.rewards.critique import PeerReview
+from viva.rewards.function import FunctionReward, Pay, RewardFunction
 from viva.rewards.judge_answer import judge_answer
 from viva.rewards.log_probability import log_probability
 from viva.rewards.maca import maca

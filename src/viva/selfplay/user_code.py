@@ -214,7 +214,7 @@ def find_check(name: str) -> AnswerCheck:
 
     from numpy import bool_
 
-    from viva.rewards.base import place_of
+    from viva.rewards.function import place_of
 
     def is_right(text: str, answer: str) -> bool:
         try:
