@@ -230,10 +230,16 @@ def test_tokens_up_to_a_reward_and_to_half_right_are_told_with_those_that_never_
     found[0]["tokens_to_half"] = None
     found[1]["tokens_to_half"] = 4200
     found.append(cell("few_hint", 0, [0], tokens_to_signal=None, tokens_to_half=None))
-    assert signal_table(found, ["few", "few_hint", "hint"]).splitlines()[2:] == [
+    pair = [("few_hint", "few")]
+    assert signal_table(found, ["few", "few_hint", "hint"], pair).splitlines()[2:] == [
         "| `few` | 2.0 ± 2.5 | 4.2 (1 of 2) |",
         "| `few_hint` | never (0 of 1) | never (0 of 1) |",
     ]
+    found.extend(cell("few_hint", seed, [0], tokens_to_signal=700 * (seed + 1)) for seed in (1, 2, 3))
+    assert signal_table(found, ["few", "few_hint"], pair).splitlines()[-1].startswith("| `few_hint`")
+    found.append(cell("few", 3, [0], tokens_to_signal=4000))
+    row = signal_table(found, ["few", "few_hint"], pair).splitlines()[-1]
+    assert row == "| `few_hint` - `few` | -0.9 (-1.6 to -0.2, 3 seeds) |  |"
 
 
 _NUMBER = r"([+-]?\d+\.\d)"

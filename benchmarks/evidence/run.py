@@ -250,7 +250,7 @@ def _bed_tables(bed: Bed, start: str, own: Sequence[Cell]) -> list[str]:
         rate_table(of_any_rate(own), contrasts),
     ]
     if bed.level is not None:
-        parts.append(signal_table(cells, RARE_ARMS))
+        parts.append(signal_table(cells, RARE_ARMS, RARE_CONTRASTS))
     groups = [bed.group_of(each) for each in problems]
     if any(groups):
         parts.append(group_table(cells, untrained, groups, list(texts)))

@@ -348,32 +348,48 @@ def _with_interval(values: np.ndarray, sign: str = "") -> str:
     return f"{told} ({low:{sign}.1f} to {high:{sign}.1f})" if len(values) > 1 else told
 
 
-def signal_table(cells: Sequence[Cell], arms: Sequence[str]) -> str:
-    """Thousand total tokens up to the first rewarded sample, and up to half of plain samples being right, by arm.
+def signal_table(cells: Sequence[Cell], arms: Sequence[str], named: Sequence[tuple[str, str]]) -> str:
+    """Thousand total tokens up to the first rewarded sample, and up to half of plain samples being right.
 
-    Means with half of the 95 % interval over the seeds that got so far, and how many of how many did where some did
-    not; the second was not measured in the first cells.
+    Of an arm, the mean with half of its 95 % interval over the seeds that got so far, and how many of how many did
+    where some did not; of a contrast, the differences by seed, of the seeds of which both did. The second was not
+    measured in the first cells.
+
+    Args:
+        cells: Of a bed.
+        arms: The rows.
+        named: Contrasts, first less second.
     """
+    figures = ("tokens_to_signal", "tokens_to_half")
     rows = [["thousand total tokens up to", "the first reward", "half of plain samples right"], ["---"] * 3]
-    for arm in arms:
-        found = [cell for cell in cells if cell["arm"] == arm]
-        if found:
-            columns = [
-                _reached([cell[name] for cell in found if name in cell])
-                for name in ("tokens_to_signal", "tokens_to_half")
-            ]
-            rows.append([f"`{arm}`", *columns])
+    by_arm = {arm: {cell["seed"]: cell for cell in cells if cell["arm"] == arm} for arm in arms}
+    for arm, own in by_arm.items():
+        columns = [_reached([cell[name] for cell in own.values() if name in cell]) for name in figures]
+        rows += [[f"`{arm}`", *columns]] if own else []
+    for first, second in named:
+        columns = [_reached_apart(by_arm[first], by_arm[second], name) for name in figures]
+        rows += [[f"`{first}` - `{second}`", *columns]] if any(columns) else []
     return markdown(rows)
 
 
 def _reached(tokens: Sequence[float | None]) -> str:
-    """Thousands of tokens, as `signal_table` tells them."""
+    """Thousands of tokens of an arm, as `signal_table` tells them."""
     known = [each / 1000 for each in tokens if each is not None]
     told = f" ({len(known)} of {len(tokens)})" if len(known) < len(tokens) else ""
     if len(known) < 3:
         return (", ".join(f"{each:.1f}" for each in known) or "never") + told if tokens else ""
     mean, _, high = mean_interval(known)
     return f"{mean:.1f} ± {high - mean:.1f}{told}"
+
+
+def _reached_apart(first: Mapping[object, Cell], second: Mapping[object, Cell], figure: str) -> str:
+    """The same of one arm less another, by seed; empty below three."""
+    pairs = [(first[seed].get(figure), second[seed].get(figure)) for seed in first.keys() & second.keys()]
+    apart = [(one - other) / 1000 for one, other in pairs if one is not None and other is not None]
+    if len(apart) < 3:
+        return ""
+    mean, low, high = mean_interval(apart)
+    return f"{mean:+.1f} ({low:+.1f} to {high:+.1f}, {len(apart)} seeds)"
 
 
 def long_table(cells: Sequence[Cell], texts: Mapping[str, str]) -> str:
