@@ -72,7 +72,6 @@ REWARDS = (
     "maca",
     "majority_first",
     "serl_votes",
-    "answers",
     "shuffled",
 )
 STAGE = 10

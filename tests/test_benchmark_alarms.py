@@ -8,6 +8,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+import alarms
 import pytest
 from _alarm_figures import (
     KEPT,
@@ -360,3 +361,17 @@ def test_the_page_has_the_collapses_of_the_ledger(name: str) -> None:
     rows = collapse_table(runs, watched).splitlines()[2:]
     page = (LEDGER.parents[1] / "docs" / "alarms.md").read_text()
     assert [row for row in rows if row not in page] == []
+
+
+def test_the_ledgers_have_every_run_that_the_page_is_made_of(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def train(*_: Any, **__: Any) -> None:
+        pytest.fail("a run is missing")
+
+    monkeypatch.setattr(alarms, "train", train)
+    for command, options in alarms.ALL:
+        alarms.follow(command, dict(options))
+    assert "| `serl_votes` | step 150 |" in capsys.readouterr().out
+    with pytest.raises(pytest.fail.Exception, match="a run is missing"):
+        alarms.follow("collapse", {"seed": "1", "folder": str(tmp_path)})
