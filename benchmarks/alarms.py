@@ -72,6 +72,7 @@ REWARDS = (
     "maca",
     "majority_first",
     "serl_votes",
+    "answers",
     "shuffled",
 )
 STAGE = 10
