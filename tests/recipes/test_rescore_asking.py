@@ -228,7 +228,10 @@ URL = "http://127.0.0.1:9/v1"
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"reward": "majority", "judge": "base"}, "'majority' asks no judge; give reward=judge_answer"),
+        (
+            {"reward": "majority", "judge": "base"},
+            "'majority' asks no judge; got judge='base'; give reward=judge_answer",
+        ),
         ({"reward": "majority", "judge_mode": "verdict"}, "judge_mode would change nothing: nobody is asked"),
         ({"reward": "rubric", "criteria": {"It is short.": 1.0}}, "criteria would change nothing: nobody"),
         (
@@ -239,9 +242,18 @@ URL = "http://127.0.0.1:9/v1"
             {"reward": "judge_answer", "judge": "base", "judge_mode": "verdict"},
             "judge_mode would change nothing: the judge of the reward 'judge_answer' answers the problem",
         ),
-        ({"preset": "paper", "judge": "base"}, "with fit=separate no judge is asked; add fit=joint"),
-        ({"reward": "majority", "scorer_model": "tiny"}, "'majority' asks no scorer; give reward=peer_pred"),
-        ({"scorer_policy": "initial"}, "scorer_policy would change nothing: give reward=peer_prediction"),
+        (
+            {"preset": "paper", "judge": "base"},
+            "with fit=separate no judge is asked; got judge='base'; add fit=joint",
+        ),
+        (
+            {"reward": "majority", "scorer_model": "tiny"},
+            "'majority' asks no scorer; got scorer_model='tiny'; give reward=peer_pred",
+        ),
+        (
+            {"scorer_policy": "initial"},
+            "scorer_policy would change nothing: no scorer is asked; got .*give reward=peer_prediction",
+        ),
         (
             {"reward": "peer_prediction", "scorer_model": "tiny", "scorer_policy": "current"},
             "scorer_policy would change nothing: scorer_model=tiny is asked",

@@ -173,7 +173,7 @@ class ConversationRecord(_StoredRecord):
     rubric: dict[int, tuple[float | None, ...]] | None = None
     """The judge's scores by agent, in the order of the criteria; ``None``: a reply that could not be read."""
     logprobs: dict[int, tuple[_Number, ...]] | None = Field(default=None, exclude=True)
-    """By agent, sampling logprobs of the reply that gives its final solution, in nats. No transcript holds them: they
+    """Sampling logprobs in nats of the replies that give final solutions, by agent. No transcript holds them: they
     are read from the tokens of the conversation, where the run kept them."""
     rules: dict[str, object] = {}
     """Rules that made rewards of votes, where there is more than one way."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 import chz
 
 from viva.recipes.evaluation import JUDGE_OPTIONS, JudgedOptions, OpenedOptions
-from viva.recipes.reward import IDLE, criteria_field, is_address
+from viva.recipes.reward import IDLE, criteria_field, is_address, refuse_given
 from viva.rewards.review import ReviewRules
 from viva.view.files import check_transcripts, read_config
 from viva.view.rescore import RescoreOptions, changed_rules, named_rewards, rescore_with
@@ -135,28 +135,29 @@ def _check_judge(options: AskedRescoreOptions, rewards: Mapping[str, Reward]) ->
     names = [*JUDGE_OPTIONS, "judge_max_off_set_mass"]
     asking = [reward for reward in rewards.values() if reward.judge is not None]
     if options.judge is None:
-        _refuse(options, names, "nobody is asked; add judge=base, current, a model, a run or https://host/v1")
+        fix = "add judge=base, current, a model, a run or https://host/v1"
+        _refuse(options, names, "nobody is asked", fix)
     elif rewards and not asking:
         named = rewards["total"].name
-        others = "give reward=judge_answer, rubric, serl, tournament or all, or leave it out"
-        _refuse(options, names, f"the reward {named!r} asks no judge; {others}")
+        fix = "give reward=judge_answer, rubric, serl, tournament or all, or leave it out"
+        _refuse(options, names, f"the reward {named!r} asks no judge", fix)
     elif (
         not rewards and (options.fit or ("separate" if options.preset == "paper" else "joint")) == "separate"
     ):
-        _refuse(options, names, "with fit=separate no judge is asked; add fit=joint, or leave it out")
+        _refuse(options, names, "with fit=separate no judge is asked", "add fit=joint, or leave it out")
     elif len(rewards) == 1:
         idle, why = IDLE[asking[0].judge_task]
         named = asking[0].name
         _refuse(options, [each for each in idle if each in names], f"the judge of the reward {named!r} {why}")
     if not any(_is_rubric(reward) for reward in rewards.values()):
-        _refuse(options, ["criteria"], "no judge is asked about criteria; add reward=rubric")
+        _refuse(options, ["criteria"], "no judge is asked about criteria", "add reward=rubric")
 
 
 def _check_scorer(options: AskedRescoreOptions, rewards: Mapping[str, Reward]) -> None:
     """Refuse options of a scorer that is not asked."""
     if all(reward.scorer is None for reward in rewards.values()):
-        named = "" if not rewards else f"the reward {rewards['total'].name!r} asks no scorer; "
-        _refuse(options, _SCORER, f"{named}give reward=peer_prediction or all, or leave it out")
+        named = f"the reward {rewards['total'].name!r} asks no scorer" if rewards else "no scorer is asked"
+        _refuse(options, _SCORER, named, "give reward=peer_prediction or all, or leave it out")
     if options.scorer_model is not None:
         _refuse(options, ["scorer_policy"], f"scorer_model={options.scorer_model} is asked")
 
@@ -164,21 +165,20 @@ def _check_scorer(options: AskedRescoreOptions, rewards: Mapping[str, Reward]) -
 def _check_opened(options: AskedRescoreOptions) -> None:
     """Refuse options of engines and policies that are not opened."""
     if options.judge is None and options.scorer is None:
-        _refuse(
-            options, [*chz.chz_fields(OpenedOptions)], "nobody is asked; add judge=... or scorer_model=..."
-        )
+        names = [*chz.chz_fields(OpenedOptions)]
+        _refuse(options, names, "nobody is asked", "add judge=... or scorer_model=...")
     if options.scorer is None and is_address(options.judge or ""):
         _refuse(options, _ENGINE, "an endpoint has an engine of its own")
     if not options.own:
-        _refuse(options, _OF_OWN, "the run's own policy is not asked; add judge=current, or leave it out")
+        _refuse(options, _OF_OWN, "the run's own policy is not asked", "add judge=current, or leave it out")
     if "current" not in options.own:
-        _refuse(options, ["checkpoint"], "base is the policy before training; give judge=current")
+        _refuse(options, ["checkpoint"], "base is the policy before training", "give judge=current")
 
 
-def _refuse(options: AskedRescoreOptions, names: Sequence[str], why: str) -> None:
-    default = AskedRescoreOptions()
-    if given := [name for name in names if getattr(options, name) != getattr(default, name)]:
-        raise ValueError(f"{', '.join(given)} would change nothing: {why}")
+def _refuse(
+    options: AskedRescoreOptions, names: Sequence[str], why: str, remedy: str = "leave out one or the other"
+) -> None:
+    refuse_given(options, AskedRescoreOptions(), names, why, remedy)
 
 
 def _is_rubric(reward: Reward) -> bool:

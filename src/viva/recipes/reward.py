@@ -37,8 +37,12 @@ def refuse_unused(
 
     `declared_by` has their defaults, where the recipe's own class has options without one.
     """
-    defaults = (declared_by or type(config))(log_path="")
-    values = {name: getattr(config, name) for name in names}
+    refuse_given(config, (declared_by or type(config))(log_path=""), names, why, remedy)
+
+
+def refuse_given(options: object, defaults: object, names: Sequence[str], why: str, remedy: str) -> None:
+    """Refuse options of a class that differ from its defaults and would change nothing, as `refuse_unused` does."""
+    values = {name: getattr(options, name) for name in names}
     if given := [name for name in names if values[name] != getattr(defaults, name)]:
         told = ", ".join(f"{name}={values[name]!r:.80}" for name in given)
         raise ValueError(f"{', '.join(given)} would change nothing: {why}; got {told}; {remedy}")

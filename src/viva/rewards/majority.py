@@ -1,4 +1,4 @@
-"""The rewards ``majority``, agreement with most answers (TTRL, Zuo et al., 2025, arXiv 2504.16084), and ``..._first``.
+"""The rewards ``majority`` and ``majority_first``: agreement with most answers (TTRL; Zuo, 2025; arXiv 2504.16084).
 
     label = argmax_a sum_j 1[v_j = a],    r_i = 1[s_i = label]
 
@@ -9,7 +9,7 @@ of ``majority`` are the final solutions, those of ``majority_first`` the proposa
 """
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from tinker_cookbook.rl.types import Metrics
@@ -46,11 +46,13 @@ class Majority(SolutionReward):
     voters: Voters = "final"
     """The voters of a conversation: the final solutions, or the first ones (its proposals), which nobody has talked out
     of their opinion."""
-    name: str = "majority"
+    name: str = field(init=False, default="majority")
 
     def __post_init__(self) -> None:
         if self.voters not in ("final", "first"):
             raise ValueError(f"voters must be 'final' or 'first'; got {self.voters!r}")
+        if self.voters == "first":
+            object.__setattr__(self, "name", "majority_first")
 
     @property
     def pays_samples(self) -> bool:
@@ -88,7 +90,7 @@ def majority(*, voters: Voters = "final") -> Majority:
     Raises:
         ValueError: If it is neither.
     """
-    return Majority(voters=voters, name="majority_first" if voters == "first" else "majority")
+    return Majority(voters=voters)
 
 
 def majority_first() -> Majority:

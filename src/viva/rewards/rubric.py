@@ -33,7 +33,7 @@ class Rubric(JudgedReward, SolutionReward):
     """The weighted mean of a judge's scores of a final solution by criteria; needs no known answers."""
 
     criteria: tuple[Criterion, ...] = (RIGHT,)
-    is_default: bool = True
+    is_default: bool = False
     """Whether nobody chose the criteria: a judge that is asked anew about a stored conversation is then asked by those
     that the conversation was paid by."""
     name: str = "rubric"

@@ -229,10 +229,8 @@ class _Api:
 
     def _score(self, request: Request) -> None:
         """Compute other rewards, without the lock: that takes seconds, in which others are answered."""
-        from viva.view.other_rewards import (
-            other_rewards,
-            stored_conversations,
-        )  # loads what plays conversations
+        # loads what plays conversations
+        from viva.view.other_rewards import other_rewards, stored_conversations
 
         run = self._run(request)
         with self._lock:
