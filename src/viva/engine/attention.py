@@ -191,18 +191,18 @@ class RaggedCache(Cache):
             store[:, row] = 0
 
     def read_row(self, row: int, first: int, last: int) -> list[torch.Tensor]:
-        """Copies ``[2, K, last - first, D]`` of one row, one per layer."""
-        return [store[:, row, :, first:last].clone() for store in self._stores]
+        """Views ``[2, K, last - first, D]`` of one row, one per layer."""
+        return [store[:, row, :, first:last] for store in self._stores]
 
-    def write_row(self, row: int, states: Sequence[torch.Tensor]) -> None:
-        """Write the copies of `read_row` to the first places of a row."""
-        length = states[0].shape[2]
-        self.reserve(row + 1, length)
+    def write_row(self, row: int, states: Sequence[torch.Tensor], first: int = 0) -> None:
+        """Copy keys and values, ``[2, K, .., D]`` per layer, to a row's places from ``first`` on."""
+        last = first + states[0].shape[2]
+        self.reserve(row + 1, last)
         if not self._stores:
             shapes = [(2, self.rows, state.shape[1], self._length, state.shape[3]) for state in states]
             self._stores = [state.new_zeros(shape) for state, shape in zip(states, shapes, strict=True)]
         for store, state in zip(self._stores, states, strict=True):
-            store[:, row, :, :length] = state
+            store[:, row, :, first:last] = state
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Tokens in the longest row before this pass; models ask for it only where no positions are given."""

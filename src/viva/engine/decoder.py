@@ -184,6 +184,8 @@ class Decoder:
         requests = [request for prompt in prompts for request in prompt.requests]
         done = {id(request) for request in requests if not request.waiting}
         self._pending = deque(request for request in self._pending if id(request) not in done)
+        if not self._pending:
+            self._running.free_prompts()
         lines, last = (torch.tensor(each, device=self._device) for each in (range(len(prompts)), ends))
         final = hidden[lines, last] if is_scored else hidden[:, 0]
         completed = self._advance(start, final[torch.tensor(origins, dtype=torch.int64, device=self._device)])

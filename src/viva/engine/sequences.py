@@ -43,16 +43,19 @@ class PrefixNode:
         """Memory of the states."""
         return sum(state.nbytes for state in self.states)
 
-    def states_up_to(self, blocks: int) -> list[torch.Tensor]:
-        """Keys and values of the first ``blocks`` of the sequence, which end in this node."""
+    def parts_up_to(self, blocks: int) -> list[list[torch.Tensor]]:
+        """Keys and values of the first ``blocks`` of the sequence, which end in this node, part by part."""
         parts: list[list[torch.Tensor]] = []
         node: PrefixNode | None = self
         while node is not None:
             parts.append([state[:, :, : (blocks - node.start) * BLOCK] for state in node.states])
             node, blocks = node.parent, node.start
-        if len(parts) == 1:
-            return parts[0]
-        return [torch.cat(layer, dim=2) for layer in zip(*reversed(parts), strict=True)]
+        return parts[::-1]
+
+    def states_up_to(self, blocks: int) -> list[torch.Tensor]:
+        """`parts_up_to` joined, ``[2, K, blocks * BLOCK, D]`` per layer."""
+        parts = self.parts_up_to(blocks)
+        return parts[0] if len(parts) == 1 else [torch.cat(layer, 2) for layer in zip(*parts, strict=True)]
 
 
 class PrefixCache:
@@ -201,6 +204,11 @@ class Prompt:
         """Tokens to compute."""
         return len(self.tokens) - self.past
 
+    @property
+    def num_own(self) -> int:
+        """Tokens whose keys and values are in the row."""
+        return len(self.tokens) - prefix_length(self.prefix)
+
 
 class SequenceTable:
     """Running sequences, their key-value store, and the prefixes that can be found again."""
@@ -215,8 +223,9 @@ class SequenceTable:
         self.forget()
 
     def forget(self) -> None:
-        """Forget all stored prefixes."""
+        """Forget all that was computed: prefixes, and what no running sequence needs."""
         self._stored = PrefixCache(self._max_saved_bytes)
+        self.free_prompts()
         if not self.sequences:
             self.cache = RaggedCache(rows=1)
         for sequence in self.sequences:
@@ -237,13 +246,17 @@ class SequenceTable:
             prefix = self._shared(digest, sharing)
             for prompt in sharing:
                 prompt.prefix = prefix
-        self.prefilled = RaggedCache(len(prompts))
+        pasts = [prompt.past - prefix_length(prompt.prefix) for prompt in prompts]
+        self.prefilled.renew(len(prompts), max(pasts) + max(prompt.num_new for prompt in prompts))
         for row, prompt in enumerate(prompts):
             if prompt.source is not None and prompt.prefix is None:
-                self.prefilled.write_row(row, prompt.source.states_up_to(prompt.past // BLOCK))
+                begin = 0
+                for part in prompt.source.parts_up_to(prompt.past // BLOCK):
+                    self.prefilled.write_row(row, part, begin)
+                    begin += part[0].shape[2]
 
     def start(self, prompts: Sequence[Prompt], expected: int) -> list[int]:
-        """Start the sequences of prompts whose keys and values lie in the rows of `prefilled`, and free these.
+        """Start the sequences of prompts whose keys and values lie in the rows of `prefilled`.
 
         There will be `expected` running together when what waits has started. Room for them is made at once.
 
@@ -252,14 +265,13 @@ class SequenceTable:
         """
         cuts = [self._settle(row, prompt) for row, prompt in enumerate(prompts)]
         origins: list[int] = []
-        num_own = [len(prompt.tokens) - prefix_length(prompt.prefix) for prompt in prompts]
         num_rows = len(self.sequences) + sum(sum(prompt.samples) for prompt in prompts)
         make_room = self.cache.reserve if self.sequences else self.cache.renew
-        make_room(max(num_rows, expected), max(num_own) + 1)
+        make_room(max(num_rows, expected), max(prompt.num_own for prompt in prompts) + 1)
         for row, prompt in enumerate(prompts):
             if not sum(prompt.samples):
                 continue
-            own = self.prefilled.read_row(row, cuts[row], cuts[row] + num_own[row])
+            own = self.prefilled.read_row(row, cuts[row], cuts[row] + prompt.num_own)
             for request, count in zip(prompt.requests, prompt.samples, strict=True):
                 for sample in range(request.started, request.started + count):
                     self.cache.write_row(len(self.sequences), own)
@@ -274,7 +286,6 @@ class SequenceTable:
                     )
                     origins.append(row)
                 request.started += count
-        self.prefilled = RaggedCache(rows=1)
         return origins
 
     def retire(self, slots: Sequence[int], *, keep: bool) -> None:
@@ -294,10 +305,14 @@ class SequenceTable:
                 self.cache.copy_row(len(self.sequences), slot, last.num_own)
                 self.sequences[slot] = last
 
+    def free_prompts(self) -> None:
+        """Free the store of prompts, until the next ones are loaded."""
+        self.prefilled = RaggedCache(rows=1)
+
     def shrink(self) -> None:
         """Free the key-value stores of an idle decoder; that of sequences if it is larger than all saved prefixes."""
         if not self.sequences:
-            self.prefilled = RaggedCache(rows=1)
+            self.free_prompts()
             if self.cache.num_bytes > self._max_saved_bytes:
                 self.cache = RaggedCache(rows=1)
 
@@ -355,7 +370,7 @@ class SequenceTable:
             depth = prefix_length(prefix)
             own = store.read_row(row, max(0, first - depth), last - depth)
             if prefix is None or first >= depth:
-                return own
+                return [state.clone() for state in own]
             pairs = zip(prefix.states, own, strict=True)
             return [torch.cat([begun[:, :, first:], rest], dim=2) for begun, rest in pairs]
 

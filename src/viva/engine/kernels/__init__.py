@@ -22,8 +22,10 @@ import torch
 from numba.core.errors import NumbaError
 
 from viva.engine.kernels.attention import SharedKeys, attend_rows
+from viva.engine.kernels.averages import turned_values
 from viva.engine.kernels.compiler import as_array, is_code_kept, use_threads
 from viva.engine.kernels.layers import Norm, draw, gate, gate_pair, normalise, place
+from viva.engine.kernels.matrices import MATRIX
 from viva.engine.kernels.products import (
     LowRank,
     add_low_rank,
@@ -101,13 +103,15 @@ def _are_compiled() -> bool:
 @torch.inference_mode(False)
 @torch.enable_grad()
 def compile_all() -> None:
-    """Call every kernel with float32, which compiles those of which no code is kept."""
+    """Call every kernel with float32, or what it is for, which compiles those of which no code is kept."""
     rows = torch.ones(2, 8)
     heads = torch.ones(1, 1, 2, 8)
     store = torch.ones(2, 1, 1, 64, 8)
     shared = SharedKeys([[store[:, 0]]], [[0]], torch.tensor([[64, 65]]), 1)
     attend_rows(heads, store, np.array([2]), 1.0, None, shared)
     attend_rows(heads[:, :, :1], store, np.array([2]), 1.0, None)
+    values = torch.ones(MATRIX, MATRIX, dtype=torch.bfloat16)
+    turned_values(np.array([(values.data_ptr(), MATRIX)]), values)
     cell: Any = SimpleNamespace(queries=slice(0, 2), keys=(slice(0, 2),), visible=np.ones((2, 2), bool))
     plan = TreePlan([cell], [(2, torch.zeros(2, 0, dtype=torch.bool))])
     attend_tree(heads.clone().requires_grad_(), heads, heads, plan, [0], 1.0).sum().backward()

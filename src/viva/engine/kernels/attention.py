@@ -3,7 +3,8 @@
 Of several tokens that see the same keys, queries are columns and keys rows of a product, so that keys and values are
 read as they lie, and the softmax of a query runs along its column. A block of keys is used and forgotten under a
 running softmax (Milakov and Gimelshein 2018, arXiv 1805.02867). The averages over a prefix and over a row's own keys
-become one by their sums of weights (Juravsky et al. 2024, arXiv 2402.05099).
+become one by their sums of weights (Juravsky et al. 2024, arXiv 2402.05099). On processors with AMX both products of
+bfloat16 are made by its matrices, whose sums are float32; weights are rounded to bfloat16 before they meet the values.
 
 Shapes: ``B`` rows of ``T`` new tokens, ``Q`` query heads, ``K`` key-value heads, ``G = Q / K``, ``D`` head size, ``R``
 rows of a store and ``L`` tokens that each has room for; ``W`` columns of a tile; ``N`` rows of one new token; ``P``
@@ -16,6 +17,7 @@ import numba
 import numpy as np
 import torch
 
+from viva.engine.kernels.averages import average, turned_values, uses_matrices
 from viva.engine.kernels.compiler import (
     MAX_LANES,
     Array,
@@ -29,7 +31,7 @@ from viva.engine.kernels.compiler import (
     numbers_at,
     widen,
 )
-from viva.engine.kernels.tile import TILE_COLUMNS, add_narrow_rows, add_rows
+from viva.engine.kernels.tile import TILE_COLUMNS
 
 _EVERYTHING = 2**62
 
@@ -52,7 +54,6 @@ class SharedKeys:
         positions: torch.Tensor,
         groups: int,
     ) -> None:
-        self.positions = positions.numpy().reshape(-1)
         self.places = np.array(
             [
                 [(each.data_ptr(), each.shape[2], *each.stride()[:2]) for each in layer]
@@ -62,8 +63,9 @@ class SharedKeys:
         """Address, number of tokens, and the distances of values from keys and of heads, ``[layers, P, 4]``."""
         new = np.arange(positions.shape[1])
         tokens = [(np.array(each)[:, None] * len(new) + new).flatten() for each in rows]
-        self.tokens = np.concatenate(tokens)
-        """Places of the tokens of each prefix in ``[B, T]``."""
+        found = np.concatenate(tokens)
+        self.tokens = np.stack([found, positions.numpy().reshape(-1)[found]], axis=1)
+        """Places of the tokens of each prefix in ``[B, T]``, and in their whole sequences, ``[.., 2]``."""
         ends = np.cumsum([len(each) * groups for each in tokens])
         self.tiles = np.array(
             [
@@ -102,17 +104,37 @@ def attend_rows(
     asked = query.transpose(1, 2).contiguous()
     output, sums = torch.empty_like(asked), torch.empty(query.shape[:3])
     num_new, keys = query.shape[2], as_array(store)
+    by_matrices = uses_matrices(query)
     if num_new == 1:
         found, logsums = output[:, 0], sums[:, :, 0]
         _attend_one(as_array(asked[:, 0]), keys, lengths, seen, factor, as_array(found), logsums.numpy())
     else:
-        past = lengths - num_new
-        _attend_many(as_array(asked), keys, past, seen, factor, as_array(output), sums.numpy())
+        turned = turned_values(_own_values(store, lengths), query) if by_matrices else None
+        given = as_array(asked), keys, turned, lengths - num_new
+        _attend_many(*given, seen, factor, as_array(output), sums.numpy())
     if shared is not None:
-        where = shared.places[layer], shared.tiles, shared.tokens, shared.positions
-        given = as_array(asked), keys.shape[2], *where, seen, factor
-        _add_shared(*given, as_array(output), sums.numpy())
+        prefixes, heads = shared.places[layer], keys.shape[2]
+        turned = turned_values(_shared_values(prefixes, heads, query), query) if by_matrices else None
+        given = as_array(asked), heads, prefixes, turned, shared.tiles, shared.tokens
+        _add_shared(*given, seen, factor, as_array(output), sums.numpy())
     return output.transpose(1, 2), sums
+
+
+def _own_values(store: torch.Tensor, lengths: Array) -> Array:
+    """Addresses of the values of rows by heads, and how many they have, ``[B K, 2]``."""
+    values, rows = store[1], np.arange(len(lengths))[:, None]
+    away = rows * values.stride(0) + np.arange(values.shape[1]) * values.stride(1)
+    return _places(values.data_ptr() + store.element_size() * away, lengths[:, None])
+
+
+def _shared_values(prefixes: Array, heads: int, like: torch.Tensor) -> Array:
+    """The same of prefixes, ``[P K, 2]``."""
+    address, length, values_at, heads_at = prefixes.T[:, :, None]
+    return _places(address + like.element_size() * (values_at + np.arange(heads) * heads_at), length)
+
+
+def _places(addresses: Array, lengths: Array) -> Array:
+    return np.stack(np.broadcast_arrays(addresses, lengths), axis=-1).reshape(-1, 2)
 
 
 _ONE_BLOCK = 64
@@ -223,85 +245,11 @@ def _attend_one(
         )
 
 
-_MANY_BLOCK = 384
-"""Keys whose scores are held at once."""
-_LOWEST = np.float32(-1e30)
-"""Below every score that is a number."""
-
-
-@inner
-def _hide(scores: Array, first: int, count: int, places: Array, window: int) -> None:
-    """Give keys behind a query, or beyond its window, a score of ``-inf``."""
-    least, most = places.min(), places.max()
-    for key in range(count):
-        if first + key > least or first + key <= most - window:
-            for column in range(scores.shape[1]):
-                is_seen = places[column] - window < first + key <= places[column]
-                scores[key, column] = scores[key, column] if is_seen else -np.inf
-
-
-@inner
-def _weigh_columns(scores: Array, count: int, tops: Array, totals: Array, average: Array) -> None:
-    """Turn scores into weights, and let what was found before be relative to the same largest score."""
-    width = scores.shape[1]
-    shrunk = np.empty(width, np.float32)
-    for column in range(width):
-        shrunk[column] = tops[column]
-    for key in range(count):
-        for column in range(width):
-            tops[column] = scores[key, column] if scores[key, column] > tops[column] else tops[column]
-    for column in range(width):
-        shrunk[column] = exp(shrunk[column] - tops[column])
-        totals[column] *= shrunk[column]
-    for i in range(len(average)):
-        for column in range(width):
-            average[i, column] *= shrunk[column]
-    for key in range(count):
-        for column in range(width):
-            weight = exp(scores[key, column] - tops[column])
-            scores[key, column] = weight
-            totals[column] += weight
-
-
-@inner
-def _average_columns(
-    keys: Array,
-    values: Array,
-    asked: Array,
-    places: Array,
-    window: int,
-    stop: int,
-    tops: Array,
-    totals: Array,
-    average: Array,
-) -> None:
-    """Averages of values, ``[D, W]``, by queries ``[D, W]`` at some places; keys from ``stop`` on are not there.
-
-    Each query's largest score, and its sum of weights relative to that one, are written to ``[W]``.
-    """
-    size, width = asked.shape
-    scores = np.empty((_MANY_BLOCK, width), np.float32)
-    weights, tile = scores.reshape(-1), (0, width)
-    average[:], tops[:], totals[:] = 0, _LOWEST, 0
-    for first in range(max(0, places.min() + 1 - window), stop, _MANY_BLOCK):
-        count = min(_MANY_BLOCK, stop - first)
-        key_at, value_at = (first * size, size, 1), (first * size, 1, size)
-        if width == TILE_COLUMNS:
-            add_rows(count, keys, key_at, asked.reshape(-1), tile, weights, tile, size, 0)
-        else:
-            add_narrow_rows(count, keys, key_at, asked.reshape(-1), tile, weights, tile, size, 0)
-        _hide(scores, first, count, places, window)
-        _weigh_columns(scores, count, tops, totals, average)
-        if width == TILE_COLUMNS:
-            add_rows(size, values, value_at, weights, tile, average.reshape(-1), tile, count, 1)
-        else:
-            add_narrow_rows(size, values, value_at, weights, tile, average.reshape(-1), tile, count, 1)
-
-
 @Kernel
 def _attend_many(
     query: Array,
     store: Array,
+    turned: Array | None,
     past: Array,
     window: int,
     scale: np.float32,
@@ -317,24 +265,22 @@ def _attend_many(
         keys, values = store[0, row, head].reshape(-1), store[1, row, head].reshape(-1)
         begin = block * TILE_COLUMNS
         used = min(TILE_COLUMNS, num_new * groups - begin)
-        asked = np.zeros((size, TILE_COLUMNS), np.float32)
-        places = np.empty(TILE_COLUMNS, np.int64)
+        asked = np.empty((TILE_COLUMNS, size), query.dtype)
+        seen = np.empty((2, TILE_COLUMNS), np.int64)
         for column in range(TILE_COLUMNS):
             token, group = (begin + min(column, used - 1)) // groups, (begin + min(column, used - 1)) % groups
-            places[column] = past[row] + token
-            asking = query[row, token, head * groups + group]
-            for i in range(size):
-                asked[i, column] = widen(asking[i]) * scale
-        average = np.empty((size, TILE_COLUMNS), np.float32)
-        tops, totals = np.empty(TILE_COLUMNS, np.float32), np.empty(TILE_COLUMNS, np.float32)
-        stop = places[TILE_COLUMNS - 1] + 1
-        _average_columns(keys, values, asked, places, window, stop, tops, totals, average)
+            place = past[row] + token
+            seen[0, column], seen[1, column] = max(0, place + 1 - window), place
+            asked[column] = query[row, token, head * groups + group]
+        averages = np.empty((TILE_COLUMNS, size), np.float32)
+        tops, totals = weights = np.empty((2, TILE_COLUMNS), np.float32)
+        average(turned, row * heads + head, keys, values, asked, seen, scale, weights, averages)
         for column in range(used):
             token, group = (begin + column) // groups, (begin + column) % groups
             sums[row, head * groups + group, token] = tops[column] + np.log(totals[column])
             found = output[row, token, head * groups + group]
             for i in range(size):
-                found[i] = narrow(average[i, column] / totals[column], found[i])
+                found[i] = narrow(averages[column, i], found[i])
 
 
 @Kernel
@@ -342,9 +288,9 @@ def _add_shared(
     query: Array,
     heads: int,
     prefixes: Array,
+    turned: Array | None,
     tiles: Array,
     tokens: Array,
-    positions: Array,
     window: int,
     scale: np.float32,
     output: Array,
@@ -361,20 +307,18 @@ def _add_shared(
         keys = numbers_at(address, length * size, query)
         values = numbers_at(address + query.itemsize * values_at, length * size, query)
         width = TILE_COLUMNS if end - begin > TILE_COLUMNS // 2 else TILE_COLUMNS // 2
-        asked = np.empty((size, width), np.float32)
-        places = np.empty(width, np.int64)
+        asked = np.empty((width, size), query.dtype)
+        seen = np.empty((2, width), np.int64)
         for column in range(width):
             number = min(begin + column, end - 1)
-            token, asker = tokens[number // groups], head * groups + number % groups
-            places[column] = positions[token]
-            asking = query[token // num_new, token % num_new, asker]
-            for i in range(size):
-                asked[i, column] = widen(asking[i]) * scale
-        average = np.empty((size, width), np.float32)
-        tops, totals = np.empty(width, np.float32), np.empty(width, np.float32)
-        _average_columns(keys, values, asked, places, window, length, tops, totals, average)
+            (token, place), asker = tokens[number // groups], head * groups + number % groups
+            seen[0, column], seen[1, column] = max(0, place + 1 - window), min(place, length - 1)
+            asked[column] = query[token // num_new, token % num_new, asker]
+        averages = np.empty((width, size), np.float32)
+        tops, totals = weights = np.empty((2, width), np.float32)
+        average(turned, prefix * heads + head, keys, values, asked, seen, scale, weights, averages)
         for column in range(end - begin):
-            token, asker = tokens[(begin + column) // groups], head * groups + (begin + column) % groups
+            token, asker = tokens[(begin + column) // groups, 0], head * groups + (begin + column) % groups
             row, place = token // num_new, token % num_new
             if totals[column] != 0:  # it sees some of them
                 own = sums[row, asker, place] - tops[column] - np.log(totals[column])
@@ -382,6 +326,4 @@ def _add_shared(
                 found = output[row, place, asker]
                 for i in range(size):
                     before = widen(found[i])
-                    found[i] = narrow(
-                        before + share * (average[i, column] / totals[column] - before), found[i]
-                    )
+                    found[i] = narrow(before + share * (averages[column, i] - before), found[i])

@@ -26,7 +26,7 @@ from numba.np.numpy_support import carray
 
 _LINE = 64
 """Bytes of a cache line."""
-_LOG2_E = np.float32(1.4426950408889634)
+LOG2_E = np.float32(1.4426950408889634)
 _ROUND = np.float32(12582912.0)  # 1.5 * 2^23: adding it leaves the nearest integer in the lowest bits
 _LN2_HIGH, _LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
 _LEAST, _MOST = np.float32(-87.0), np.float32(88.0)
@@ -51,6 +51,12 @@ def inner(function: PartT) -> PartT:
     within the kernel, whose sums may have another order.
     """
     return _njit(forceinline=True, **_OPTIONS)(function)
+
+
+def choose(part: Callable[..., object], form: Callable[..., Callable[..., object]]) -> None:
+    """Let kernels that call a part have the form of it that belongs to the types of its arguments."""
+    options: Any = {"forceinline": True} | _OPTIONS
+    extending.overload(part, jit_options=options, strict=False)(form)
 
 
 class Kernel:
@@ -248,7 +254,7 @@ def exp(given: np.float32) -> np.float32:
     """``e^x`` to 2 units in the last place; 0 below ``e^-87`` and ``e^88`` above that (Cephes' polynomial)."""
     x = _LEAST if given < _LEAST else given
     x = _MOST if x > _MOST else x
-    shifted = x * _LOG2_E + _ROUND
+    shifted = x * LOG2_E + _ROUND
     whole = shifted - _ROUND
     rest = x - whole * _LN2_HIGH - whole * _LN2_LOW
     y = np.float32(1.9875691500e-4)
@@ -262,6 +268,25 @@ def exp(given: np.float32) -> np.float32:
         np.float32
     )
     return np.float32(0) if given < _LEAST else y
+
+
+_NO_LESS = np.float32(-126)
+
+
+@_njit(error_model="numpy", forceinline=True, fastmath={"contract"})
+def power_of_two(given: np.float32) -> np.float32:
+    """``2^x`` of ``x <= 0`` to within 3e-6 of itself, finer than bfloat16; 0 below ``2^-126``."""
+    x = _NO_LESS if given < _NO_LESS else given
+    shifted = x + _ROUND
+    rest = x - (shifted - _ROUND)
+    y = np.float32(0.009570102207362652)
+    y = y * rest + np.float32(0.05591786280274391)
+    y = y * rest + np.float32(0.240247443318367)
+    y = y * rest + np.float32(0.6931217908859253)
+    y = y * rest + np.float32(0.9999992847442627)
+    whole = np.float32(shifted).view(np.int32) << np.int32(23)
+    y = np.int32(np.float32(y).view(np.int32) + whole).view(np.float32)
+    return np.float32(0) if given < _NO_LESS else y
 
 
 MAX_LANES = 16

@@ -26,14 +26,14 @@ RowPlace = tuple[int, int]
 """Start of a matrix of neighbouring columns, and the distance of its rows."""
 
 llvm.initialize_native_asmparser()  # for `_multiply`
-_FEATURES = llvm.get_host_cpu_features()
-LANES, _VECTORS = (16, 4) if _FEATURES.get("avx512f") else (8, 2)
+FEATURES = llvm.get_host_cpu_features()
+LANES, _VECTORS = (16, 4) if FEATURES.get("avx512f") else (8, 2)
 TILE_ROWS = 6
 TILE_COLUMNS = LANES * _VECTORS
 """Sums of a tile fill three quarters of the registers; what is multiplied takes the rest."""
 _target: Any = config  # numba has no types
-_IS_OURS = _target.CPU_NAME is None and _target.CPU_FEATURES is None
-HAS_PAIRS = bool(_IS_OURS and _FEATURES.get("avx512bf16") and not _FEATURES.get("amx-bf16"))
+IS_OURS = _target.CPU_NAME is None and _target.CPU_FEATURES is None
+HAS_PAIRS = bool(IS_OURS and FEATURES.get("avx512bf16") and not FEATURES.get("amx-bf16"))
 """Whether code is made for a processor that multiplies pairs of bfloat16 and has nothing faster (AMX, for matrices)."""
 
 _literal_intrinsic: Any = extending.intrinsic(prefer_literal=True)
