@@ -103,6 +103,7 @@ AREAS = {
             "selfplay/test_truth.py",
             "training/test_credit.py",
             "view/test_rescore.py",
+            "view/test_rescore_judges.py",
         ),
     ),
     "estimators": Area(
@@ -154,6 +155,7 @@ AREAS = {
             "engine/test_checkpoint_on_disk.py",
             "engine/test_model_files.py",
             "engine/test_service.py",
+            "engine/test_base_models.py",
             "run/test_checkpoints.py",
             "run/test_run_folder.py",
             "training/test_followers.py",

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tiny_engine import make_model
 
-from viva.engine import EngineLimits, LocalServiceClient
+from viva.engine import EngineLimits, LocalSamplingClient, LocalServiceClient
 from viva.engine.attention import RaggedCache
 
 
@@ -37,6 +37,12 @@ def plain_model(model_dir: Callable[[str], str]) -> Callable[[str], Any]:
 def service() -> LocalServiceClient:
     """A service without a state_dir, shared by tests that make their own clients."""
     return LocalServiceClient(device="cpu")
+
+
+@pytest.fixture(scope="module")
+def client(service: LocalServiceClient, model_dir: Callable[[str], str]) -> LocalSamplingClient:
+    """A sampling client of a tiny model."""
+    return service.create_sampling_client(base_model=model_dir("qwen3"))
 
 
 @pytest.fixture

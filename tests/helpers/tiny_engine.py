@@ -19,6 +19,11 @@ from viva.engine import LocalTrainingClient
 with_kernels = pytest.mark.skipif(os.environ.get("VIVA_KERNELS") == "off", reason="kernels are switched off")
 """Marks tests of kernels, and of what is in their place only where they are on."""
 
+needs_targets = pytest.mark.skipif(
+    not hasattr(tinker.SampleResponse, "target_prompt_logprobs"),
+    reason="this version of the SDK has no such field",
+)
+
 EOS = 256
 IM_END = 257
 FAMILIES = ("gemma", "gemma2", "gemma3", "llama", "mistral", "qwen2", "qwen3")
@@ -174,3 +179,10 @@ def run(coroutine: Any) -> Any:
 def weights(client: LocalTrainingClient) -> dict[str, torch.Tensor]:
     """Copies of what is trained."""
     return client._policy._weights()
+
+
+def sample(
+    client: Any, prompt: list[int], num_samples: int = 1, **changes: Any
+) -> list[tinker.SampledSequence]:
+    """The samples of a prompt."""
+    return list(client.sample(ints(prompt), num_samples, params(**changes)).result().sequences)

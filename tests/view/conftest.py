@@ -7,12 +7,32 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from reviews import NUM_CONVERSATIONS, play
 from view_runs import metrics_row, tokens, transcript, write_lines
 
 from viva.rewards.review import review_rules
 
 MakeRun = Callable[..., Path]
 MakeLine = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def make_review_run(tmp_path: Path) -> MakeRun:
+    """Writes the transcripts of a few conversations, played as by a run with a preset."""
+
+    def make(preset: str, *, agents_compare: bool = False, extra: list[dict[str, Any]] | None = None) -> Path:
+        lines = [
+            {"step": number // 2, "group": number % 2, "void": False, "record": record}
+            for number in range(NUM_CONVERSATIONS)
+            for record in [play(f"What is 1 * {number}?", number, preset, agents_compare=agents_compare)]
+        ]
+        folder = tmp_path / f"{preset}-{agents_compare}"
+        folder.mkdir()
+        text = "".join(json.dumps(line) + "\n" for line in [*lines, *(extra or [])])
+        (folder / "transcripts.jsonl").write_text(text)
+        return folder
+
+    return make
 
 
 @pytest.fixture
