@@ -85,7 +85,7 @@ ALL = (
         "collapse",
         {
             "file": str(COLLAPSES.with_stem("collapse_kl")),
-            "rewards": "r_sol,majority",
+            "rewards": "r_sol,majority,robust,serl",
             "kl_penalty_coef": "0.01",
         },
     ),

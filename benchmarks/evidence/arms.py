@@ -42,13 +42,15 @@ so were ``serl_votes`` and its contrasts. ``long_r_sol_kl_0.01`` came when ``lon
 ``majority_rate_...`` and ``r_sol_rate_...`` came last: on ``critics-70`` voting had been given the smaller rate of two
 and r_sol the larger, and these go a step beyond. They are in no named contrast. ``few...`` came when the arms of the
 beds of rare successes had three seeds, in all of which the first step already held a right answer; their contrasts were
-named before they had been run.
+named before they had been run. ``preference_better`` and ``peer_prediction_better``, and their contrasts, were named
+before they had been run, when ``judged_better`` had its five seeds.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from evidence.rewards import BETTER_JUDGE
 from evidence.worked import ALONE, NUM_AGENTS, PEERS, WORKED
 from viva.conversation.protocol import Protocol
 from viva.rewards.review import STREAMS
@@ -340,6 +342,9 @@ ARMS: Mapping[str, Arm] = {
     "preference_initial": _preference(
         "conversation preference RL, the judge is the policy at the start", judge="initial"
     ),
+    "preference_better": _preference(
+        "conversation preference RL, the judge is a better model", judge=BETTER_JUDGE
+    ),
     "r_sol_labels": _critique(
         "critique self-play, r_sol alone, votes by label probability",
         **_R_SOL,
@@ -376,6 +381,12 @@ ARMS: Mapping[str, Arm] = {
     "log_probability": _samples("the policy's own log-probability", reward="log_probability"),
     "peer_prediction": _samples(
         "peer prediction, scored by the policy at the start", reward="peer_prediction", in_fours=True
+    ),
+    "peer_prediction_better": _samples(
+        "peer prediction, scored by a better model",
+        reward="peer_prediction",
+        scorer_model=BETTER_JUDGE,
+        in_fours=True,
     ),
     "comas": _critique("CoMAS: solver against critic", reward="comas"),
     "serl_votes": _critique("SERL: solutions and the agents' votes on them", reward="serl_votes"),
