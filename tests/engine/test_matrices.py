@@ -47,19 +47,25 @@ def test_powers_of_two_are_finer_than_bfloat16() -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(lengths=st.lists(st.integers(0, 100), min_size=1, max_size=5), size=st.sampled_from([16, 64, 80]))
-def test_turned_values_are_pairs_of_a_column_with_zeros_behind_the_last(
-    lengths: list[int], size: int
+@given(
+    found=st.lists(st.tuples(st.integers(1, 100), st.integers(0, 120)), min_size=1, max_size=5),
+    size=st.sampled_from([16, 64, 80]),
+)
+def test_turned_values_are_pairs_of_a_column_from_the_first_seen_with_zeros_behind_the_last(
+    found: list[tuple[int, int]], size: int
 ) -> None:
-    lengths[0] = max(1, lengths[0])
-    stored = [torch.randn(length, size).bfloat16() for length in lengths]
-    places = np.array([(each.data_ptr(), len(each)) for each in stored])
-    turned = torch.from_numpy(turned_values(places, stored[0]).view(np.int16)).view(torch.bfloat16)
-    assert turned.shape == (len(lengths), -(-max(lengths) // MATRIX), size, MATRIX)
-    for values, blocks in zip(stored, turned, strict=True):
-        rows = blocks.transpose(1, 2).reshape(-1, size)
-        assert torch.equal(rows[: len(values)], values)
-        assert not rows[len(values) :].any()
+    stored = [torch.randn(length, size).bfloat16() for length, _ in found]
+    places = [(each.data_ptr(), *place) for each, place in zip(stored, found, strict=True)]
+    turned, starts = turned_values(np.array(places), stored[0])
+    blocks = torch.from_numpy(turned.view(np.int16)).view(torch.bfloat16)
+    number = 0
+    for values, (length, first), start in zip(stored, found, starts.tolist(), strict=True):
+        for key in range(first // MATRIX * MATRIX, length, MATRIX):
+            rows = blocks[start + key // MATRIX].T
+            assert torch.equal(rows[: length - key], values[key : key + MATRIX])
+            assert not rows[length - key :].any()
+            number += 1
+    assert len(blocks) == number
 
 
 @with_matrices
@@ -104,6 +110,8 @@ def test_matrices_attend_as_tiles_do(
     shared = SharedKeys([[prefix]], rows, first[:, None] + torch.arange(new), 3) if begin else None
     given = query, store, np.array(past) + new, size**-0.5, window, shared
     output, sums = attend_rows(*given)
+    assert averages.uses_matrices(query, size**-0.5)
+    assert not averages.uses_matrices(query, 0.0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(averages, "has_matrices", lambda: False)
         expected, totals = attend_rows(*given)

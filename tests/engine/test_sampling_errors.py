@@ -1,6 +1,7 @@
 """Requests that fail, are cancelled or are refused: what becomes of them, and of the others."""
 
 import asyncio
+import math
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +19,7 @@ from tiny_engine import (
 )
 
 from viva.engine import EngineLimits, LocalSamplingClient, LocalServiceClient
+from viva.engine.attention import RaggedCache
 from viva.engine.sequences import SequenceTable
 
 PROMPT = list(b"What is 2 + 3? ")
@@ -111,6 +113,31 @@ def test_an_error_of_one_batch_fails_its_requests_and_no_others(
     with pytest.raises(RuntimeError, match="out of memory"):
         bad.result()
     assert len(good.result().sequences[0].tokens) == 8
+
+
+def test_an_error_within_a_pass_over_prompts_leaves_nothing_to_the_next_ones(
+    model_dir: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = LocalServiceClient(device="cpu", limits=EngineLimits(prefill_tokens=4))
+    sampler = service.create_sampling_client(base_model=model_dir("llama"))
+    begin = list(range(1, 30))
+    asked = [[*begin, 50 + number] for number in range(3)]
+    expected = [sample(sampler, each, max_tokens=4)[0].tokens for each in asked]
+    opened, failed = RaggedCache.open, list[int]()
+
+    def failing(cache: RaggedCache, layer: int, like: torch.Tensor, heads: int, size: int) -> torch.Tensor:
+        if layer == 1 and like.shape[2] > 40 and not failed:
+            cache._stores[0].fill_(math.nan)  # as it is where memory ran out
+            failed.append(layer)
+            raise RuntimeError("out of memory")
+        return opened(cache, layer, like, heads, size)
+
+    monkeypatch.setattr(RaggedCache, "open", failing)
+    bad = sampler.sample(ints([40] * 60), 1, params())
+    good = [sampler.sample(ints(each), 1, params(max_tokens=4)) for each in asked]
+    with pytest.raises(RuntimeError, match="out of memory"):
+        bad.result()
+    assert [each.result().sequences[0].tokens for each in good] == expected
 
 
 def test_an_error_between_two_tokens_reaches_its_requests_and_no_others_wait_for_ever(

@@ -84,6 +84,7 @@ class Decoder:
             self._at_work = [request for prompt in prompts for request in prompt.requests]
             completed = self._prefill(prompts)
         else:
+            self._running.free_prompts()
             self._at_work = [sequence.request for sequence in self._running.sequences]
             completed = bool(self._at_work) and self._decode()
         self._rest()
@@ -98,6 +99,7 @@ class Decoder:
         """Fail the requests of the unit at work."""
         for request in self._at_work:
             request.future.reject(error)
+        self._running.free_prompts()  # what a pass that failed has stored there is not whole
         self._drop(self._at_work)
         self._rest()
 
@@ -184,8 +186,6 @@ class Decoder:
         requests = [request for prompt in prompts for request in prompt.requests]
         done = {id(request) for request in requests if not request.waiting}
         self._pending = deque(request for request in self._pending if id(request) not in done)
-        if not self._pending:
-            self._running.free_prompts()
         lines, last = (torch.tensor(each, device=self._device) for each in (range(len(prompts)), ends))
         final = hidden[lines, last] if is_scored else hidden[:, 0]
         completed = self._advance(start, final[torch.tensor(origins, dtype=torch.int64, device=self._device)])

@@ -25,7 +25,7 @@ from viva.engine.kernels.attention import SharedKeys, attend_rows
 from viva.engine.kernels.averages import turned_values
 from viva.engine.kernels.compiler import as_array, is_code_kept, use_threads
 from viva.engine.kernels.layers import Norm, draw, gate, gate_pair, normalise, place
-from viva.engine.kernels.matrices import MATRIX
+from viva.engine.kernels.matrices import MATRIX, has_matrices
 from viva.engine.kernels.products import (
     LowRank,
     add_low_rank,
@@ -103,15 +103,15 @@ def _are_compiled() -> bool:
 @torch.inference_mode(False)
 @torch.enable_grad()
 def compile_all() -> None:
-    """Call every kernel with float32, or what it is for, which compiles those of which no code is kept."""
+    """Call every kernel with float32, which compiles those of which no code is kept; with AMX attention in bfloat16."""
+    wide = torch.ones(2, 1, 1, 64, MATRIX, dtype=torch.bfloat16)
+    turned_values(np.array([(wide.data_ptr(), 64, 0)]), wide)
+    if has_matrices():
+        _attend_all(torch.ones(1, 1, 2, MATRIX, dtype=torch.bfloat16), wide)
     rows = torch.ones(2, 8)
     heads = torch.ones(1, 1, 2, 8)
     store = torch.ones(2, 1, 1, 64, 8)
-    shared = SharedKeys([[store[:, 0]]], [[0]], torch.tensor([[64, 65]]), 1)
-    attend_rows(heads, store, np.array([2]), 1.0, None, shared)
-    attend_rows(heads[:, :, :1], store, np.array([2]), 1.0, None)
-    values = torch.ones(MATRIX, MATRIX, dtype=torch.bfloat16)
-    turned_values(np.array([(values.data_ptr(), MATRIX)]), values)
+    _attend_all(heads, store)
     cell: Any = SimpleNamespace(queries=slice(0, 2), keys=(slice(0, 2),), visible=np.ones((2, 2), bool))
     plan = TreePlan([cell], [(2, torch.zeros(2, 0, dtype=torch.bool))])
     attend_tree(heads.clone().requires_grad_(), heads, heads, plan, [0], 1.0).sum().backward()
@@ -128,3 +128,9 @@ def compile_all() -> None:
     adapter = LowRank([(rows, rows.T)], 1.0)
     where = tiles_of([8]), chunks_of([2]), np.arange(2)
     add_low_rank(torch.ones(2, 8), rows, records_of([adapter], 1), *where)
+
+
+def _attend_all(query: torch.Tensor, store: torch.Tensor) -> None:
+    shared = SharedKeys([[store[:, 0]]], [[0]], torch.tensor([[64, 65]]), 1)
+    attend_rows(query, store, np.array([2]), 1.0, None, shared)
+    attend_rows(query[:, :, :1], store, np.array([2]), 1.0, None)

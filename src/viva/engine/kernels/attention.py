@@ -17,7 +17,7 @@ import numba
 import numpy as np
 import torch
 
-from viva.engine.kernels.averages import average, turned_values, uses_matrices
+from viva.engine.kernels.averages import Turned, average, turned_values, uses_matrices
 from viva.engine.kernels.compiler import (
     MAX_LANES,
     Array,
@@ -63,9 +63,11 @@ class SharedKeys:
         """Address, number of tokens, and the distances of values from keys and of heads, ``[layers, P, 4]``."""
         new = np.arange(positions.shape[1])
         tokens = [(np.array(each)[:, None] * len(new) + new).flatten() for each in rows]
-        found = np.concatenate(tokens)
-        self.tokens = np.stack([found, positions.numpy().reshape(-1)[found]], axis=1)
+        found, where = np.concatenate(tokens), positions.numpy().reshape(-1)
+        self.tokens = np.stack([found, where[found]], axis=1)
         """Places of the tokens of each prefix in ``[B, T]``, and in their whole sequences, ``[.., 2]``."""
+        self.least = np.array([where[each].min() for each in tokens])
+        """The first of these in their sequences, by prefix."""
         ends = np.cumsum([len(each) * groups for each in tokens])
         self.tiles = np.array(
             [
@@ -104,37 +106,42 @@ def attend_rows(
     asked = query.transpose(1, 2).contiguous()
     output, sums = torch.empty_like(asked), torch.empty(query.shape[:3])
     num_new, keys = query.shape[2], as_array(store)
-    by_matrices = uses_matrices(query)
+    by_matrices = uses_matrices(query, scale)
     if num_new == 1:
         found, logsums = output[:, 0], sums[:, :, 0]
         _attend_one(as_array(asked[:, 0]), keys, lengths, seen, factor, as_array(found), logsums.numpy())
     else:
-        turned = turned_values(_own_values(store, lengths), query) if by_matrices else None
-        given = as_array(asked), keys, turned, lengths - num_new
+        past = lengths - num_new
+        values = _own_values(store, lengths, past + 1 - seen)
+        turned = turned_values(values, query) if by_matrices else None
+        given = as_array(asked), keys, turned, past
         _attend_many(*given, seen, factor, as_array(output), sums.numpy())
     if shared is not None:
         prefixes, heads = shared.places[layer], keys.shape[2]
-        turned = turned_values(_shared_values(prefixes, heads, query), query) if by_matrices else None
+        values = _shared_values(prefixes, heads, shared.least + 1 - seen, query)
+        turned = turned_values(values, query) if by_matrices else None
         given = as_array(asked), heads, prefixes, turned, shared.tiles, shared.tokens
         _add_shared(*given, seen, factor, as_array(output), sums.numpy())
     return output.transpose(1, 2), sums
 
 
-def _own_values(store: torch.Tensor, lengths: Array) -> Array:
-    """Addresses of the values of rows by heads, and how many they have, ``[B K, 2]``."""
+def _own_values(store: torch.Tensor, lengths: Array, first: Array) -> Array:
+    """Addresses of the values of rows by heads, how many they have, and the first that is seen, ``[B K, 3]``."""
     values, rows = store[1], np.arange(len(lengths))[:, None]
     away = rows * values.stride(0) + np.arange(values.shape[1]) * values.stride(1)
-    return _places(values.data_ptr() + store.element_size() * away, lengths[:, None])
+    return _places(values.data_ptr() + store.element_size() * away, lengths[:, None], first[:, None])
 
 
-def _shared_values(prefixes: Array, heads: int, like: torch.Tensor) -> Array:
-    """The same of prefixes, ``[P K, 2]``."""
+def _shared_values(prefixes: Array, heads: int, first: Array, like: torch.Tensor) -> Array:
+    """The same of prefixes, ``[P K, 3]``."""
     address, length, values_at, heads_at = prefixes.T[:, :, None]
-    return _places(address + like.element_size() * (values_at + np.arange(heads) * heads_at), length)
+    addresses = address + like.element_size() * (values_at + np.arange(heads) * heads_at)
+    return _places(addresses, length, first[:, None])
 
 
-def _places(addresses: Array, lengths: Array) -> Array:
-    return np.stack(np.broadcast_arrays(addresses, lengths), axis=-1).reshape(-1, 2)
+def _places(addresses: Array, lengths: Array, first: Array) -> Array:
+    parts = np.broadcast_arrays(addresses, lengths, np.maximum(0, first))
+    return np.stack(parts, axis=-1).reshape(-1, 3)
 
 
 _ONE_BLOCK = 64
@@ -249,7 +256,7 @@ def _attend_one(
 def _attend_many(
     query: Array,
     store: Array,
-    turned: Array | None,
+    turned: Turned | None,
     past: Array,
     window: int,
     scale: np.float32,
@@ -288,7 +295,7 @@ def _add_shared(
     query: Array,
     heads: int,
     prefixes: Array,
-    turned: Array | None,
+    turned: Turned | None,
     tiles: Array,
     tokens: Array,
     window: int,

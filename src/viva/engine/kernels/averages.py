@@ -8,6 +8,7 @@ Shapes: ``W`` queries, ``D`` head size, ``L`` keys.
 """
 
 from collections.abc import Callable
+from typing import TypeAlias
 
 import numba
 import numpy as np
@@ -37,6 +38,8 @@ from viva.engine.kernels.matrices import (
 )
 from viva.engine.kernels.tile import TILE_COLUMNS, add_narrow_rows, add_rows
 
+Turned: TypeAlias = tuple[Array, Array]
+"""See `turned_values`."""
 _MANY_BLOCK = 384
 """Keys whose scores are held at once."""
 _MATRIX_BLOCK = 128
@@ -47,7 +50,7 @@ _LOWEST = np.float32(-1e30)
 
 
 def average(
-    turned: Array | None,
+    turned: Turned | None,
     index: int,
     keys: Array,
     values: Array,
@@ -60,8 +63,8 @@ def average(
     """Averages of values, ``[W, D]``, by queries, ``[W, D]``.
 
     Args:
-        turned: `turned_values`, of which those of an index are used, by AMX; or none.
-        index: Of these.
+        turned: `turned_values`, of which those of a place are used, by AMX; or none.
+        index: Of the place.
         keys: ``[L, D]``, flat.
         values: As `keys`.
         asked: The queries.
@@ -148,37 +151,43 @@ def _average_columns(
             averages[column, i] = average[i, column] / totals[column]
 
 
-def uses_matrices(query: torch.Tensor) -> bool:
-    """Whether averages for such queries are made by AMX, from `turned_values`."""
-    return query.dtype == torch.bfloat16 and query.shape[-1] % MATRIX == 0 and has_matrices()
+def uses_matrices(query: torch.Tensor, scale: float) -> bool:
+    """Whether averages for such queries are made by AMX, from `turned_values`: largest products are largest scores."""
+    return query.dtype == torch.bfloat16 and query.shape[-1] % MATRIX == 0 and scale > 0 and has_matrices()
 
 
-def turned_values(places: Array, like: torch.Tensor) -> Array:
-    """Values as the matrices read them: ``[places, blocks of keys, D, MATRIX / 2]``, two of a column in a word.
+def turned_values(places: Array, like: torch.Tensor) -> Turned:
+    """Values as the matrices read them: blocks of keys, ``[.., D, MATRIX / 2]``, two of a column in a word.
 
     Args:
-        places: Address and number of each place's values, ``[L, D]``.
+        places: Address and number of each place's values, ``[L, D]``, and the first key that is seen, ``[.., 3]``.
         like: A tensor of their type and ``D``.
+
+    Returns:
+        The blocks of all places, of each from the one with the first key that is seen to the last, and the number of
+        each place's block with key 0, which is not there where that is not seen.
     """
-    blocks = -(-int(places[:, 1].max()) // MATRIX)
-    turned = np.empty((len(places), blocks, like.shape[-1], _HALF), np.uint32)
-    _turn_values(places, as_array(like), turned)
-    return turned
+    begins = places[:, 2] // MATRIX
+    counts = np.maximum(0, -(-places[:, 1] // MATRIX) - begins)
+    starts = np.cumsum(counts) - counts - begins
+    blocks = np.empty((counts.sum(), like.shape[-1], _HALF), np.uint32)
+    _turn_values(places, as_array(like), np.repeat(np.arange(len(places)), counts), starts, blocks)
+    return blocks, starts
 
 
 @Kernel
-def _turn_values(places: Array, like: Array, turned: Array) -> None:
-    blocks, size = turned.shape[1], turned.shape[2]
-    for unit in numba.prange(len(places) * blocks):
-        place, first = unit // blocks, unit % blocks * MATRIX
-        address, length = places[place]
+def _turn_values(places: Array, like: Array, owners: Array, starts: Array, blocks: Array) -> None:
+    size = blocks.shape[1]
+    for unit in numba.prange(len(owners)):
+        address, length = places[owners[unit], 0], places[owners[unit], 1]
+        first = (unit - starts[owners[unit]]) * MATRIX
         values, begin = numbers_at(address, length * size, like), first * size
-        block = turned[place, unit % blocks].reshape(-1)
+        block = blocks[unit].reshape(-1)
         if length - first >= MATRIX:
             for i in range(0, size, _HALF):
                 turn_pairs(values, (begin + i, size), block, (i * _HALF, _HALF))
         else:
-            last = max(0, length - first) * size
+            last = (length - first) * size
             rest = np.empty(MATRIX * size, values.dtype)
             rest[:last], rest[last:] = values[begin : begin + last], 0
             for i in range(0, size, _HALF):
@@ -251,10 +260,10 @@ def _score_block(keys: Array, first: int, count: int, queries: Array, scores: Ar
 
 
 @inner
-def _add_block(turned: Array, first: int, count: int, pairs: Array, average: Array) -> None:
+def _add_block(blocks: Array, first: int, count: int, pairs: Array, average: Array) -> None:
     """Add values of some keys by their weights in pairs, ``[.. / 2, W]``, to ``[D, W]``."""
     size, width = average.shape
-    values, weights, sums = turned.reshape(-1), pairs.reshape(-1), average.reshape(-1)
+    values, weights, sums = blocks.reshape(-1), pairs.reshape(-1), average.reshape(-1)
     for i in range(0, size, MATRIX):
         for column in range(0, width, MATRIX):
             left = first // 2 * size + i * _HALF, _HALF, _HALF * _HALF, _HALF * size
@@ -263,7 +272,7 @@ def _add_block(turned: Array, first: int, count: int, pairs: Array, average: Arr
 
 
 def _average_by_matrices(
-    turned: Array,
+    turned: Turned,
     index: int,
     keys: Array,
     values: Array,
@@ -274,7 +283,7 @@ def _average_by_matrices(
     averages: Array,
 ) -> None:
     """`average` by AMX, of `turned_values`."""
-    width, size = asked.shape
+    (blocks, starts), (width, size) = turned, asked.shape
     average, shares = np.empty((size, width), np.float32), np.empty(width, np.float32)
     scores = np.empty((_MATRIX_BLOCK, width), np.float32)
     pairs = np.empty((_MATRIX_BLOCK // 2, width), np.uint32)
@@ -289,7 +298,7 @@ def _average_by_matrices(
         _score_block(keys, first, count, queries, scores, rest)
         _hide(scores, first, count, seen)
         filled = _pair_columns(scores, count, scale * LOG2_E, tops, totals, average, pairs)
-        _add_block(turned[index], first, filled, pairs, average)
+        _add_block(blocks, starts[index] * MATRIX + first, filled, pairs, average)
     end_matrices()
     for column in range(width):
         tops[column] *= scale

@@ -36,7 +36,8 @@ _INDEX, _WORD, _BYTE = ir.IntType(64), ir.IntType(32), ir.IntType(8)
 @cache
 def has_matrices() -> bool:
     """Whether code is made for a processor with AMX on which this process may use it; Linux asks to be asked."""
-    if not (IS_OURS and FEATURES.get("amx-bf16") and FEATURES.get("amx-tile")):
+    # half of the columns of a tile, which averages may have, are a matrix with vectors of 16 numbers
+    if not (IS_OURS and all(map(FEATURES.get, ("amx-bf16", "amx-tile", "avx512f")))):
         return False
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         return False
