@@ -105,7 +105,7 @@ def _are_compiled() -> bool:
 def compile_all() -> None:
     """Call every kernel with float32, which compiles those of which no code is kept; with AMX attention in bfloat16."""
     wide = torch.ones(2, 1, 1, 64, MATRIX, dtype=torch.bfloat16)
-    turned_values(np.array([(wide.data_ptr(), 64, 0)]), wide)
+    turned_values(np.array([(wide.data_ptr(), 64, 0)]), wide[0])
     if has_matrices():
         _attend_all(torch.ones(1, 1, 2, MATRIX, dtype=torch.bfloat16), wide)
     rows = torch.ones(2, 8)
