@@ -36,6 +36,8 @@ _KERNELS = "256"
 _FROM_HEAP, _KEPT = 1_000_000_000, 2_000_000_000
 """Bytes: smaller blocks come from the heap, and as much of its free top stays with the process. Both are C ints."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # as <malloc.h> numbers them
+_ARCH_PRCTL, _PERMIT, _TILES = 158, 0x1023, 18
+"""System call, ARCH_REQ_XCOMP_PERM, and the component that is asked for, see arch_prctl(2)."""
 _CGROUP_V2 = Path("/sys/fs/cgroup/cpu.max")
 _CGROUP_V1 = Path("/sys/fs/cgroup/cpu")
 
@@ -71,6 +73,13 @@ def _keep_memory() -> None:
         libc = ctypes.CDLL(None)
         libc.mallopt(_M_MMAP_THRESHOLD, _FROM_HEAP)
         libc.mallopt(_M_TRIM_THRESHOLD, _KEPT)
+
+
+def may_use_amx() -> bool:
+    """Whether Linux lets this process use the matrices of AMX, which a processor must have; it wants to be asked."""
+    if platform.system() != "Linux" or platform.machine() != "x86_64":
+        return False
+    return not ctypes.CDLL(None).syscall(_ARCH_PRCTL, _PERMIT, _TILES)
 
 
 def usable_cores() -> int:

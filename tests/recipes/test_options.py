@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from viva.judging import comparison
 from viva.recipes import loop
 from viva.recipes.common import learning_rate, located, resolve_batch_size, resolve_model
+from viva.recipes.config import read_options
 from viva.recipes.conversation_preference_rl import Config
 from viva.recipes.programs import train_recipe
 
@@ -306,3 +307,13 @@ def test_ctrl_c_before_the_first_step_is_told_in_one_line(monkeypatch, capsys):
     finally:
         signal.signal(signal.SIGINT, before)
     assert capsys.readouterr().err == "interrupted; the run can be resumed\n"
+
+
+@pytest.mark.parametrize("named", [{}, {"recipe": "conversation_preference_rl"}])
+def test_an_unknown_name_in_a_file_is_refused_whether_or_not_it_names_its_recipe(
+    named: dict[str, str],
+) -> None:
+    with pytest.raises(ValueError, match="lerning_rate"):
+        read_options({"lerning_rate": 1.0, **named}, Config, "conversation_preference_rl")
+    record = {"lerning_rate": 1.0, "prompts_digest": "", **named}  # of an older version, perhaps
+    assert read_options(record | {"max_steps": 3}, Config, "conversation_preference_rl") == {"max_steps": 3}

@@ -183,7 +183,7 @@ _KNOWN = {
         "conversation/sandbox.py",
         "pickle",
     ): "a tool's function and arguments, from the run to a child that it started",
-    ("threads.py", "ctypes"): "two numbers for the process's own C library; no file is named",
+    ("threads.py", "ctypes"): "numbers for the process's own C library; no file is named",
 }
 
 

@@ -294,15 +294,16 @@ def read_options(
         ValueError: If the file cannot be read, is of another recipe, or has an unknown name.
     """
     values, known = _read_mapping(source), chz.chz_fields(config_class)
-    if "prompts_digest" in values:  # a run's record, no order to delete or resume that run
+    is_record = "prompts_digest" in values  # of a run, no order to delete or resume that one
+    if is_record:
         values.pop("behavior_if_exists", None)
     of = values.pop("recipe", None)
-    if of is None:
+    if of is not None and recipe is not None and of != recipe:
+        raise ValueError(f"{_named(source)} is of the recipe {of}; run that one, or give another file")
+    if not is_record:
         classes = [config_class] if beside is None else [config_class, beside]
         if unknown := [name for name in values if all(name not in chz.chz_fields(each) for each in classes)]:
             raise ValueError(f"{_named(source)}: {unknown_option(unknown[0], *classes)}")
-    elif recipe is not None and of != recipe:
-        raise ValueError(f"{_named(source)} is of the recipe {of}; run that one, or give another file")
     return fitting({name: value for name, value in values.items() if name in known}, config_class)
 
 

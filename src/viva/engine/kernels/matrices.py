@@ -5,8 +5,6 @@ by one whose rows hold pairs, two numbers of a column, and adds to 16 columns of
 the size of its tiles before it uses them.
 """
 
-import ctypes
-import platform
 import struct
 from functools import cache
 from typing import Any
@@ -19,13 +17,12 @@ from numba.core.typing.templates import Signature
 
 from viva.engine.kernels.compiler import Codegen, Value, Values
 from viva.engine.kernels.tile import FEATURES, IS_OURS
+from viva.threads import may_use_amx
 
 MATRIX = 32
 """Rows, columns and numbers of a sum of the products that are made at once."""
 _HALF = MATRIX // 2
 _ROW_BYTES = 64
-_PERMIT, _TILES = 0x1023, 18  # ARCH_REQ_XCOMP_PERM, and the component it is asked for: see arch_prctl(2)
-_ARCH_PRCTL = 158
 _SIZES = struct.pack("<BB14x8H16x8B8x", 1, 0, *[_ROW_BYTES] * 8, *[_HALF] * 8)
 """Eight tiles of 16 rows of 64 bytes."""
 
@@ -35,13 +32,10 @@ _INDEX, _WORD, _BYTE = ir.IntType(64), ir.IntType(32), ir.IntType(8)
 
 @cache
 def has_matrices() -> bool:
-    """Whether code is made for a processor with AMX on which this process may use it; Linux asks to be asked."""
+    """Whether code is made for a processor with AMX on which this process may use it."""
     # half of the columns of a tile, which averages may have, are a matrix with vectors of 16 numbers
-    if not (IS_OURS and all(map(FEATURES.get, ("amx-bf16", "amx-tile", "avx512f")))):
-        return False
-    if platform.system() != "Linux" or platform.machine() != "x86_64":
-        return False
-    return not ctypes.CDLL(None).syscall(_ARCH_PRCTL, _PERMIT, _TILES)
+    is_there = IS_OURS and all(map(FEATURES.get, ("amx-bf16", "amx-tile", "avx512f")))
+    return is_there and may_use_amx()
 
 
 def _turn(builder: ir.IRBuilder, rows: Values) -> Values:
