@@ -218,14 +218,12 @@ def _nothing(run_dir: str, result: Rescoring, *, is_named: bool) -> str:
             f"{run_dir!r} kept the tokens of no conversation, and this reward needs their sampling logprobs; give "
             "tokens_every=1 to a run whose conversations are to be scored by it"
         )
-    hint = (
-        "Give another folder."
-        if is_named
-        else "Give the folder of a run of critique_self_play, or reward=NAME."
-    )
+    others = "without a record. Give another folder."
+    if not is_named:
+        others = "not critique self-play. Give the folder of a run of critique_self_play, or reward=NAME."
     return (
         f"{run_dir!r} has no conversation to score again: {result.num_void} were void, and {result.num_other} "
-        f"{'without a record' if is_named else 'not critique self-play'}. {hint}"
+        f"{others}"
     )
 
 

@@ -84,7 +84,7 @@ def _are_compiled() -> bool:
     if is_code_kept():
         return True
     _log.warning(
-        "The engine's kernels are compiled for this processor, which takes some 30 s once "
+        "The engine's kernels are compiled for this processor, which takes 30 to 50 s once "
         "(`python -m viva.engine.kernels` does it ahead of a run)."
     )
     try:

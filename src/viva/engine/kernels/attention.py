@@ -112,14 +112,14 @@ def attend_rows(
         _attend_one(as_array(asked[:, 0]), keys, lengths, seen, factor, as_array(found), logsums.numpy())
     else:
         past = lengths - num_new
-        values = _own_values(store, lengths, past + 1 - seen)
-        turned = turned_values(values, query) if by_matrices else None
+        first = past + 1 - seen
+        turned = turned_values(_own_values(store, lengths, first), query) if by_matrices else None
         given = as_array(asked), keys, turned, past
         _attend_many(*given, seen, factor, as_array(output), sums.numpy())
     if shared is not None:
         prefixes, heads = shared.places[layer], keys.shape[2]
-        values = _shared_values(prefixes, heads, shared.least + 1 - seen, query)
-        turned = turned_values(values, query) if by_matrices else None
+        first = shared.least + 1 - seen
+        turned = turned_values(_shared_values(prefixes, heads, first, query), query) if by_matrices else None
         given = as_array(asked), heads, prefixes, turned, shared.tiles, shared.tokens
         _add_shared(*given, seen, factor, as_array(output), sums.numpy())
     return output.transpose(1, 2), sums

@@ -28,6 +28,7 @@ from viva.engine.kernels.compiler import (
     widen,
 )
 from viva.engine.kernels.matrices import (
+    HALF,
     MATRIX,
     add_matrix,
     begin_matrices,
@@ -44,36 +45,8 @@ _MANY_BLOCK = 384
 """Keys whose scores are held at once."""
 _MATRIX_BLOCK = 128
 """The same by AMX."""
-_HALF = MATRIX // 2
 _LOWEST = np.float32(-1e30)
 """Below every score that is a number."""
-
-
-def average(
-    turned: Turned | None,
-    index: int,
-    keys: Array,
-    values: Array,
-    asked: Array,
-    seen: Array,
-    scale: np.float32,
-    sums: Array,
-    averages: Array,
-) -> None:
-    """Averages of values, ``[W, D]``, by queries, ``[W, D]``.
-
-    Args:
-        turned: `turned_values`, of which those of a place are used, by AMX; or none.
-        index: Of the place.
-        keys: ``[L, D]``, flat.
-        values: As `keys`.
-        asked: The queries.
-        seen: First and last key that each query sees, ``[2, W]``; it sees none if they are the other way round.
-        scale: Of the scores.
-        sums: Each query's largest score, and its sum of weights relative to that one, ``[2, W]``; written to.
-        averages: Written to; no numbers where a query sees no key.
-    """
-    raise NotImplementedError  # compiled code has one of two forms of it
 
 
 @inner
@@ -88,30 +61,46 @@ def _hide(scores: Array, first: int, count: int, seen: Array) -> None:
 
 
 @inner
-def _weigh_columns(scores: Array, count: int, tops: Array, totals: Array, average: Array) -> None:
-    """Turn scores into weights, and let what was found before be relative to the same largest score."""
+def _raise_tops(scores: Array, count: int, tops: Array) -> Array:
+    """Let the largest scores be those of a block, too; returns how much lower they were before, ``[W]``."""
     width = scores.shape[1]
-    shrunk = np.empty(width, np.float32)
+    fallen = np.empty(width, np.float32)
     for column in range(width):
-        shrunk[column] = tops[column]
+        fallen[column] = tops[column]
     for key in range(count):
         for column in range(width):
             tops[column] = scores[key, column] if scores[key, column] > tops[column] else tops[column]
     for column in range(width):
-        shrunk[column] = exp(shrunk[column] - tops[column])
-        totals[column] *= shrunk[column]
+        fallen[column] -= tops[column]
+    return fallen
+
+
+@inner
+def _shrink(shares: Array, totals: Array, average: Array) -> None:
+    """Let sums be relative to another largest score."""
+    for column in range(len(shares)):
+        totals[column] *= shares[column]
     for i in range(len(average)):
-        for column in range(width):
-            average[i, column] *= shrunk[column]
+        for column in range(len(shares)):
+            average[i, column] *= shares[column]
+
+
+@inner
+def _weigh_columns(scores: Array, count: int, tops: Array, totals: Array, average: Array) -> None:
+    """Turn scores into weights, and let what was found before be relative to the same largest score."""
+    shares = _raise_tops(scores, count, tops)
+    for column in range(len(shares)):
+        shares[column] = exp(shares[column])
+    _shrink(shares, totals, average)
     for key in range(count):
-        for column in range(width):
+        for column in range(len(shares)):
             weight = exp(scores[key, column] - tops[column])
             scores[key, column] = weight
             totals[column] += weight
 
 
-def _average_columns(
-    turned: None,
+def average(
+    turned: Turned | None,
     index: int,
     keys: Array,
     values: Array,
@@ -121,7 +110,19 @@ def _average_columns(
     sums: Array,
     averages: Array,
 ) -> None:
-    """`average` by tiles, in which queries are columns."""
+    """Averages of values, ``[W, D]``, by queries, ``[W, D]``: by tiles, or in kernels by AMX where values are turned.
+
+    Args:
+        turned: `turned_values`, of which those of a place are used; or none.
+        index: Of the place.
+        keys: ``[L, D]``, flat.
+        values: As `keys`.
+        asked: The queries.
+        seen: First and last key that each query sees, ``[2, W]``; it sees none if they are the other way round.
+        scale: Of the scores.
+        sums: Each query's largest score, and its sum of weights relative to that one, ``[2, W]``; written to.
+        averages: Written to; no numbers where a query sees no key.
+    """
     width, size = asked.shape
     average, columns = np.empty((size, width), np.float32), np.empty((size, width), np.float32)
     for column in range(width):
@@ -170,7 +171,7 @@ def turned_values(places: Array, like: torch.Tensor) -> Turned:
     begins = places[:, 2] // MATRIX
     counts = np.maximum(0, -(-places[:, 1] // MATRIX) - begins)
     starts = np.cumsum(counts) - counts - begins
-    blocks = np.empty((counts.sum(), like.shape[-1], _HALF), np.uint32)
+    blocks = np.empty((counts.sum(), like.shape[-1], HALF), np.uint32)
     _turn_values(places, as_array(like), np.repeat(np.arange(len(places)), counts), starts, blocks)
     return blocks, starts
 
@@ -184,14 +185,14 @@ def _turn_values(places: Array, like: Array, owners: Array, starts: Array, block
         values, begin = numbers_at(address, length * size, like), first * size
         block = blocks[unit].reshape(-1)
         if length - first >= MATRIX:
-            for i in range(0, size, _HALF):
-                turn_pairs(values, (begin + i, size), block, (i * _HALF, _HALF))
+            for i in range(0, size, HALF):
+                turn_pairs(values, (begin + i, size), block, (i * HALF, HALF))
         else:
             last = (length - first) * size
             rest = np.empty(MATRIX * size, values.dtype)
             rest[:last], rest[last:] = values[begin : begin + last], 0
-            for i in range(0, size, _HALF):
-                turn_pairs(rest, (i, size), block, (i * _HALF, _HALF))
+            for i in range(0, size, HALF):
+                turn_pairs(rest, (i, size), block, (i * HALF, HALF))
 
 
 @inner
@@ -212,18 +213,10 @@ def _pair_columns(
     """
     width, filled = scores.shape[1], -(-count // MATRIX) * MATRIX
     scores[count:filled] = -np.inf
-    shrunk = np.empty(width, np.float32)
+    shares = _raise_tops(scores, count, tops)
     for column in range(width):
-        shrunk[column] = tops[column]
-    for key in range(count):
-        for column in range(width):
-            tops[column] = scores[key, column] if scores[key, column] > tops[column] else tops[column]
-    for column in range(width):
-        shrunk[column] = power_of_two((shrunk[column] - tops[column]) * factor)
-        totals[column] *= shrunk[column]
-    for i in range(len(average)):
-        for column in range(width):
-            average[i, column] *= shrunk[column]
+        shares[column] = power_of_two(shares[column] * factor)
+    _shrink(shares, totals, average)
     for pair in range(filled // 2):
         for column in range(width):
             first = power_of_two((scores[2 * pair, column] - tops[column]) * factor)
@@ -237,8 +230,8 @@ def _pair_columns(
 def _turn_words(matrix: Array, turned: Array) -> None:
     """Write the columns of a matrix of words as rows; it has a multiple of `MATRIX` / 2 of either."""
     rows, columns = matrix.shape
-    for row in range(0, rows, _HALF):
-        for column in range(0, columns, _HALF):
+    for row in range(0, rows, HALF):
+        for column in range(0, columns, HALF):
             source = matrix.reshape(-1), (row * columns + column, columns)
             turn_words(*source, turned.reshape(-1), (column * rows + row, rows))
 
@@ -254,7 +247,7 @@ def _score_block(keys: Array, first: int, count: int, queries: Array, scores: Ar
             rest[:last] = keys[begin : begin + last]
             source, begin = rest, 0
         for column in range(0, width, MATRIX):
-            left, right = (begin, size, _HALF * size, MATRIX), (column, width, _HALF * width)
+            left, right = (begin, size, HALF * size, MATRIX), (column, width, HALF * width)
             found = scores.reshape(-1), (key * width + column, width)
             add_matrix(source, left, queries.reshape(-1), right, *found, size // MATRIX, 0)
 
@@ -266,8 +259,8 @@ def _add_block(blocks: Array, first: int, count: int, pairs: Array, average: Arr
     values, weights, sums = blocks.reshape(-1), pairs.reshape(-1), average.reshape(-1)
     for i in range(0, size, MATRIX):
         for column in range(0, width, MATRIX):
-            left = first // 2 * size + i * _HALF, _HALF, _HALF * _HALF, _HALF * size
-            right, found = (column, width, _HALF * width), (i * width + column, width)
+            left = first // 2 * size + i * HALF, HALF, HALF * HALF, HALF * size
+            right, found = (column, width, HALF * width), (i * width + column, width)
             add_matrix(values, left, weights, right, sums, found, count // MATRIX, 1)
 
 
@@ -310,7 +303,7 @@ def _average_by_matrices(
 
 
 def _form(turned: types.Type, *others: types.Type) -> Callable[..., None]:
-    return _average_columns if isinstance(turned, types.NoneType) else _average_by_matrices
+    return average if isinstance(turned, types.NoneType) else _average_by_matrices
 
 
 choose(average, _form)

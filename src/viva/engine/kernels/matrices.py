@@ -21,9 +21,9 @@ from viva.threads import may_use_amx
 
 MATRIX = 32
 """Rows, columns and numbers of a sum of the products that are made at once."""
-_HALF = MATRIX // 2
+HALF = MATRIX // 2
 _ROW_BYTES = 64
-_SIZES = struct.pack("<BB14x8H16x8B8x", 1, 0, *[_ROW_BYTES] * 8, *[_HALF] * 8)
+_SIZES = struct.pack("<BB14x8H16x8B8x", 1, 0, *[_ROW_BYTES] * 8, *[HALF] * 8)
 """Eight tiles of 16 rows of 64 bytes."""
 
 _intrinsic: Any = extending.intrinsic
@@ -43,11 +43,11 @@ def _turn(builder: ir.IRBuilder, rows: Values) -> Values:
     turned = list(rows)
     for bit in (1, 2, 4, 8):
         before, turned = turned, []
-        for row in range(_HALF):
+        for row in range(HALF):
             # of the two rows that differ in this bit, both have half of their numbers here
             pair = before[row & ~bit], before[row | bit]
-            picks = [(column & ~bit | row & bit) + (_HALF if column & bit else 0) for column in range(_HALF)]
-            mask = ir.Constant(ir.VectorType(_WORD, _HALF), picks)
+            picks = [(column & ~bit | row & bit) + (HALF if column & bit else 0) for column in range(HALF)]
+            mask = ir.Constant(ir.VectorType(_WORD, HALF), picks)
             turned.append(builder.shuffle_vector(*pair, mask))
     return turned
 
@@ -78,22 +78,22 @@ def _turner(paired: bool) -> Any:
             data, results = (
                 context.make_array(signature.args[i])(context, builder, arguments[i]).data for i in (0, 2)
             )
-            kind = ir.VectorType(ir.IntType(16) if paired else _WORD, _HALF)
+            kind = ir.VectorType(ir.IntType(16) if paired else _WORD, HALF)
 
             def load(row: int) -> Value:
                 place = builder.gep(data, [builder.add(begin, builder.mul(step, _INDEX(row)))])
                 return builder.load(builder.bitcast(place, kind.as_pointer()), align=2)
 
-            words = ir.VectorType(_WORD, _HALF)
+            words = ir.VectorType(_WORD, HALF)
             if paired:
-                shift = ir.Constant(words, [16] * _HALF)
+                shift = ir.Constant(words, [16] * HALF)
                 halves = [builder.zext(load(row), words) for row in range(MATRIX)]
                 rows = [
                     builder.or_(low, builder.shl(high, shift))
                     for low, high in zip(halves[::2], halves[1::2], strict=True)
                 ]
             else:
-                rows = [load(row) for row in range(_HALF)]
+                rows = [load(row) for row in range(HALF)]
             for row, column in enumerate(_turn(builder, rows)):
                 place = builder.gep(results, [builder.add(to, builder.mul(to_step, _INDEX(row)))])
                 builder.store(column, builder.bitcast(place, words.as_pointer()), align=4)
@@ -192,7 +192,7 @@ def add_matrix(  # an intrinsic takes no variable number of arguments
         )
 
         first = builder.add(data[2], results[0])
-        below = builder.add(first, builder.mul(results[1], _INDEX(_HALF)))
+        below = builder.add(first, builder.mul(results[1], _INDEX(HALF)))
         squares = [builder.add(row, _INDEX(column)) for row in (first, below) for column in (0, _ROW_BYTES)]
         with builder.if_else(builder.icmp_signed("!=", arguments[7], _INDEX(0))) as (kept, fresh):
             with kept:
