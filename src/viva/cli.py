@@ -199,7 +199,7 @@ def _cost(options: argparse.Namespace) -> None:
 
     chosen, config = parse_cost(options.options)
     _write(cost_text(recipe_cost(config, chosen.text), chosen))
-    if names := uncounted_options(options.options):
+    if names := uncounted_options(config):
         sys.stderr.write(f"note: without effect on these figures: {', '.join(names)}\n")
 
 

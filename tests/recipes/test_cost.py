@@ -405,6 +405,26 @@ def test_votes_by_label_probabilities_are_counted_exactly(measured, number, vote
     assert found["verdicts"] == 2 * number * (2 * voted + across)
 
 
+def test_critiques_that_no_weight_pays_are_not_counted_as_trained(measured) -> None:
+    def higher_call_wins(prompt: str) -> dict[str, float]:
+        first, second = re.findall(r"^> (\d{5})", prompt, re.M)[-2:]
+        return {"A": 0.1, "B": 0.8, "T": 0.1} if first < second else {"A": 0.8, "B": 0.1, "T": 0.1}
+
+    config = CritiqueConfig(num_agents=3, batch_size=6, ballots="labels")
+    found = measured(config, review_differently, higher_call_wins)
+    agrees_on_training(found, config, groups=2)
+    assert found["optim/datums"] == 2 * 3 * 2
+
+
+def test_replies_are_cut_at_the_longest() -> None:
+    config = CritiqueConfig(num_agents=3, batch_size=6)
+    uncut = recipe_cost(config, EXACT).counts
+    assert recipe_cost(chz.replace(config, max_tokens=100), EXACT).counts == uncut
+    cut = recipe_cost(chz.replace(config, max_tokens=10), EXACT).counts
+    assert cut.sampled == 10 * cut.num_calls
+    assert cut.prompts.rows.tokens < uncut.prompts.rows.tokens
+
+
 @pytest.mark.parametrize(
     ("reward", "per_agent"),
     [("r_sol", 2), ("shuffled_r_sol", 2), ("majority", 0), ("comas", 2)],

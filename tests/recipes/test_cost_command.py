@@ -10,7 +10,7 @@ from pages import blocks, codes, page, printed, tables
 
 from viva.cli import main
 from viva.recipes.conversation_preference_rl import Config as PreferenceConfig
-from viva.recipes.cost import CostOptions, parse_cost, recipe_cost, uncounted_options
+from viva.recipes.cost import COUNTED, CostOptions, parse_cost, recipe_cost
 from viva.recipes.critique_self_play import Config as CritiqueConfig
 from viva.recipes.math_efficiency import Config as MathConfig
 from viva.recipes.reward import ENDPOINT_BOUNDS
@@ -160,8 +160,12 @@ def test_what_a_file_gives_is_counted_unless_the_line_says_otherwise(tmp_path, c
     assert "is of the recipe math_efficiency" in capsys.readouterr().err
 
 
-def test_options_that_change_no_figure_are_named(capsys) -> None:
-    assert main(["cost", "recipe=critique_self_play", "learning_rate=1", "num_agents=3", "log_path=x"]) == 0
+@pytest.mark.parametrize("is_filed", [False, True])
+def test_options_that_change_no_figure_are_named(capsys, tmp_path, is_filed) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("learning_rate: 1\n" if is_filed else "lora_rank: 8\n")
+    given = [f"config={file}", "num_agents=3", "log_path=x"] + ["learning_rate=1"] * (not is_filed)
+    assert main(["cost", "recipe=critique_self_play", *given]) == 0
     assert capsys.readouterr().err == "note: without effect on these figures: learning_rate, log_path\n"
 
 
@@ -230,7 +234,7 @@ def test_an_option_without_effect_has_none(config_class) -> None:
             cost = recipe_cost(config, text)
             options = read & set(chz.chz_fields(config_class))
             assert len(options) > 3
-            assert set(uncounted_options([f"{name}=1" for name in options])) <= set(other)
+            assert options - COUNTED <= set(other)
             asks_judge = "conversation_reward" in more if is_math else more.get("revision_votes") != "agents"
             for name in options & set(other):
                 outside = AT if name in (*ENDPOINT_BOUNDS, "judge_body") else {}

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import pickle
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,11 +14,14 @@ from review_agents import (
     CHANGING,
     HONEST,
     PAPER,
+    ROBUST,
     Population,
     builder_of,
     but,
+    column,
     everyone,
     honest,
+    judge_of,
     metrics_of,
     others_of,
     play,
@@ -27,10 +31,12 @@ from review_agents import (
     streams_of,
 )
 
+import viva
 from viva.judging.records import ConversationRecord
+from viva.rewards import PeerReview, Reward, Shuffled
 from viva.rewards.critique import review_votes, stored_votes
 from viva.rewards.review import ReviewRules
-from viva.training.rollouts import run_groups
+from viva.training.rollouts import run_group, run_groups
 
 # rewards, record, metrics
 
@@ -54,6 +60,42 @@ def test_both_lanes_of_an_agent_together_have_its_total(
         assert second == pytest.approx(weights["r_diag"] * agent["r_diag"])
         total = sum(weight * (agent[stream] or 0.0) for stream, weight in weights.items())
         assert agent["total"] == pytest.approx(total)
+
+
+@pytest.mark.parametrize(
+    ("reward", "earning"),
+    [
+        (PeerReview(rules=PAPER), {"proposal", "critique", "revision", "verdict"}),
+        (PeerReview(rules=ROBUST), {"proposal", "revision"}),
+        (PeerReview(rules=PAPER).only("r_diag"), {"critique"}),
+        (Shuffled(of=PeerReview(rules=PAPER).only("r_meta")), {"verdict"}),
+        (viva.rewards.comas(), {"proposal", "critique", "revision", "verdict"}),
+        (viva.rewards.serl_votes(), {"proposal", "revision", "verdict"}),
+        (viva.rewards.maca(), {"revision"}),
+        (viva.rewards.majority(), {"proposal", "critique", "revision", "verdict"}),
+    ],
+)
+async def test_a_reward_knows_beforehand_which_replies_can_earn(reward: Reward, earning: set[str]) -> None:
+    builder = replace(builder_of(), reward=reward, judge=judge_of() if reward.judge else None)
+    outcome = await run_group(builder, Population(agents=everyone(CHANGING)), max_retries=0)
+    assert outcome.group is not None
+    turns = ConversationRecord.model_validate(builder.record()).turns
+    can_earn = reward.earning(builder.protocol, turns)
+    assert {turn.segment for turn, can in zip(turns, can_earn, strict=True) if can} == earning
+    credit = builder.credit() or pytest.fail("no credit")
+    paid = {(span.seat, span.transition) for span in credit.spans if credit.weights[span.stream]}
+    found = [
+        [can for each, can in zip(turns, can_earn, strict=True) if (each.agent_id, each.lane) == seat]
+        for seat in builder.protocol.seats(builder.num_agents)
+    ]
+    assert paid == {(seat, place) for seat, own in enumerate(found) for place, can in enumerate(own) if can}
+
+
+async def test_a_seat_of_weight_0_is_not_paid_and_has_no_part_in_the_mean() -> None:
+    rules = replace(ROBUST, weights={"r_sol": 1.0, "r_meta": 0.0, "r_diag": 0.0})
+    outcome, builder, _ = await play(everyone(CHANGING), rules=rules)
+    assert builder.unpaid_seats() == {1, 3, 5, 7}
+    assert [reward for reward in outcome.paid_rewards() if reward is not None] == column(builder, "r_sol")
 
 
 async def test_rewards_follow_the_agent_however_seats_are_listed() -> None:

@@ -108,11 +108,11 @@ def test_without_an_answer_key_the_numbers_that_can_mean_learning_are_shown_with
     ]  # the reward of a tournament is 0 whatever is learned
     run = RunConsole(num_steps=9, console=terminal())
     for step in range(2):
-        run.step_done(step, {"reward/mean": 0.2 + step, "gain/mean": 0.05, "credit/r_meta/mean": 0.8})
+        run.step_done(step, {"reward/mean": 0.2 + step, "gain/mean": 0.05, "sign/against_majority": 0.2})
     assert [line.split() for line in shown(run)[1:]] == [
         ["reward", "1.20", "▁█", "from", "0.20"],
         ["gain", "of", "revision", "+0.050", "▅▅", "from", "+0.050"],
-        ["votes", "with", "the", "majority", "80%", "▅▅", "from", "80%"],
+        ["votes", "against", "the", "majority", "20%", "▅▅", "from", "20%"],
     ]
 
 

@@ -27,12 +27,13 @@ from viva.judging.reasoning_gym import is_generated
 from viva.judging.rubric import CRITERION_PREFIX, criterion_messages
 from viva.judging.scorer import scorer_messages
 from viva.recipes.common import resolve_batch_size
-from viva.recipes.config import RecipeConfig, option_name, parse_options, read_options
+from viva.recipes.config import RecipeConfig, make_options, option_name, parse_options, read_options
 from viva.recipes.data import load_jsonl
 from viva.recipes.evaluation.planned import ANSWERING, Planned
 from viva.recipes.math_efficiency import Config as MathConfig
 from viva.recipes.plan import at_least, not_negative
 from viva.recipes.programs import recipe_named
+from viva.recipes.protocol import Config as ProtocolConfig
 from viva.recipes.protocol import ConversationConfig, Game
 from viva.rewards.base import Reward
 from viva.rewards.rubric import Rubric
@@ -61,9 +62,9 @@ from viva.scaling.hardware import (
 from viva.tiny import model_path
 from viva.training.service import cached_config
 
-_COUNTED = frozenset(
+COUNTED = frozenset(
     (
-        *("model_name", "max_steps", "lora_rank", "batch_size"),
+        *("model_name", "max_steps", "lora_rank", "batch_size", "max_tokens"),
         *("num_agents", "personas", "max_rounds", "order"),
         *("judge", "judge_model", "judge_prices", "judge_mode", "judge_prompt", "judge_prompt_path"),
         *("judge_answers_first", "tournament_pattern", "protocol", "policies", "control", "prompts"),
@@ -119,6 +120,8 @@ class RecipeCost:
     """Calls of one group, but for those of an endpoint."""
     counts: Counts
     is_lora: bool
+    asked: str = "judge"
+    """In words, the model that the reward asks."""
     prices: tuple[float, float] | None = None
     """Prices of a million tokens read and of a million sampled by a judge behind an endpoint."""
     evaluation: EvaluationCost | None = None
@@ -175,11 +178,12 @@ def _as_the_recipe_says(
     return options
 
 
-def uncounted_options(argv: Sequence[str]) -> list[str]:
-    """Names of the recipe's options in a command line that have no part in the count, in order."""
-    own = {*chz.chz_fields(CostOptions), "config"}
-    uncounted = [text for text in argv if option_name(text) not in own | _COUNTED]
-    return sorted({text.partition("=")[0].lstrip("-") for text in uncounted})
+def uncounted_options(config: Planned) -> list[str]:
+    """Names of the options that are not at their defaults and have no part in the count, in order."""
+    needed = {"protocol": config.protocol} if isinstance(config, ProtocolConfig) else {}
+    defaults = make_options(type(config), needed)
+    changed = (name for name in chz.chz_fields(config) if getattr(config, name) != getattr(defaults, name))
+    return sorted(set(changed) - COUNTED)
 
 
 def recipe_cost(config: Planned, text: Text) -> RecipeCost:
@@ -189,6 +193,8 @@ def recipe_cost(config: Planned, text: Text) -> RecipeCost:
         ValueError: If the configuration could not be run, or has a strategy of the user's own.
     """
     not_negative(config, "kl_penalty_coef")
+    at_least(config, {"max_tokens": 1})
+    text = text.cut(config.max_tokens)
     cost = _math_cost(config, text) if isinstance(config, MathConfig) else _conversation_cost(config, text)
     return replace(cost, evaluation=_evaluation_cost(config, text))
 
@@ -253,6 +259,7 @@ def _step_cost(
         calls=tuple(call for call in calls if call.role != "outside"),
         counts=count_step(calls, groups, checked=checked),
         is_lora=config.lora_rank > 0,
+        asked="judge" if reward is None or reward.scorer is None else "scorer",
         prices=None if endpoint is None else endpoint.prices,
     )
 
@@ -268,7 +275,8 @@ def _game_calls(
     game: Game, text: Text, roles: Roles | None = None, *, trains_all: bool = False
 ) -> list[Call]:
     """The calls of agents, then those of the models that the reward asks for."""
-    calls = conversation_calls(game.protocol, game.num_agents, text, roles, trains_all=trains_all)
+    earning = None if trains_all else game.reward.earning
+    calls = conversation_calls(game.protocol, game.num_agents, text, roles, earning=earning)
     wave = max(call.wave for call in calls) + 1
     return calls + _asked_calls(game.reward, game.protocol, game.num_agents, text, wave)
 
@@ -428,10 +436,12 @@ def _token_rows(cost: RecipeCost) -> list[tuple[str, ...]]:
         (f"sampled, {counted(counts.num_calls, 'reply', 'replies')}", f"{counts.sampled:,.0f}", "", "")
     ]
     if counts.judged:
-        rows.append((f"sampled, {counts.num_judge_calls} by the judge", f"{counts.judged:,.0f}", "", ""))
+        rows.append(
+            (f"sampled, {counts.num_judge_calls} by the {cost.asked}", f"{counts.judged:,.0f}", "", "")
+        )
     rows.append(("prompts of agents", *_passes(counts.prompts)))
     if counts.num_judge_calls:
-        rows.append(("prompts of the judge", *_passes(counts.judge_prompts)))
+        rows.append((f"prompts of the {cost.asked}", *_passes(counts.judge_prompts)))
     if counts.num_outside_calls:
         price = ""
         if cost.prices is not None:

@@ -155,6 +155,12 @@ class Reward(ABC):
         """Whether agents compare revised with first solutions, in a round of critique self-play that is for it."""
         return self.inner is not self and self.inner.agents_compare
 
+    def earning(self, protocol: Protocol, turns: Sequence[Turn]) -> list[bool]:
+        """Whether the tokens of each reply can earn anything; by default, where their segment has a stream."""
+        if self.inner is not self:
+            return self.inner.earning(protocol, turns)
+        return [stream_of(protocol, turn) is not None for turn in turns]
+
     def check(self, protocol: Protocol, num_agents: int) -> None:
         """Refuse a protocol whose conversations it cannot pay, with a `ValueError` that says what to change."""
         del protocol, num_agents
@@ -305,6 +311,11 @@ def whole_reply(tokens_T: Sequence[int], reward: float | None) -> Earnings:
     return [] if reward is None or not tokens_T else [(0, len(tokens_T), reward)]
 
 
+def stream_of(protocol: Protocol, turn: Turn) -> str | None:
+    """The reward stream that a reply's tokens earn, see `viva.conversation.protocol.Segment`."""
+    return protocol.rounds[turn.round_index].segments[turn.lane].stream
+
+
 def segment_credit(
     played: Played, earned: Callable[[Turn, Sequence[int]], Earnings], weights: Mapping[str, float]
 ) -> GroupCredit:
@@ -325,7 +336,7 @@ def segment_credit(
                 f"{len(transitions)} transitions; give the trajectories of this conversation in seat order"
             )
         for index, (turn, transition) in enumerate(zip(turns, transitions, strict=True)):
-            stream = played.protocol.rounds[turn.round_index].segments[turn.lane].stream
+            stream = stream_of(played.protocol, turn)
             if stream is None:
                 continue
             spans += [

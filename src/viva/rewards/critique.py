@@ -49,6 +49,7 @@ from viva.rewards.base import (
     segment_credit,
     spoken,
     stored_comparisons,
+    stream_of,
     truth_metrics,
     whole_reply,
 )
@@ -109,16 +110,24 @@ class PeerReview(Reward):
         Where nobody criticises, the stream r_diag stays empty beside others, and is refused alone.
         """
         needed = (*SEGMENTS, "comparison") if self.agents_compare else SEGMENTS
-        if any(weight for stream, weight in self.rules.weights.items() if stream != "r_diag"):
+        if self._paid_streams - {"r_diag"}:
             needed = tuple(name for name in needed if name != "critique")
         check_segments(self.name, protocol, needed, "scores proposals, critiques and votes")
         verdicts = [each for round_ in protocol.rounds for each in round_.segments if each.name == "verdict"]
-        paid_streams = {stream for stream, weight in self.rules.weights.items() if weight}
-        if paid_streams == {"r_meta"} and all(each.votes_on is not None for each in verdicts):
+        if self._paid_streams == {"r_meta"} and all(each.votes_on is not None for each in verdicts):
             raise ValueError(
                 f"the reward {self.name!r} pays the tokens of verdicts alone, and in protocol {protocol.name!r} they "
                 "are label probabilities, of which no token is sampled; use ballots=written, or another reward"
             )
+
+    def earning(self, protocol: Protocol, turns: Sequence[Turn]) -> list[bool]:
+        """Those of streams with a weight."""
+        paid_streams = self._paid_streams
+        return [stream_of(protocol, turn) in paid_streams for turn in turns]
+
+    @property
+    def _paid_streams(self) -> set[str]:
+        return {stream for stream, weight in self.rules.weights.items() if weight}
 
     @property
     def agents_compare(self) -> bool:
@@ -139,8 +148,8 @@ class PeerReview(Reward):
         """Fit scores to the ballots and pay for solutions, agreement and useful critique.
 
         Returns:
-            Weighted rewards: the first lane of an agent has r_sol, r_meta and the metrics, the second r_diag. The
-            credit is what trains.
+            Weighted rewards: the first lane of an agent has r_sol, r_meta and the metrics, the second r_diag; a lane
+            whose weights are all 0 has none. The credit is what trains.
         """
         conversation = played.conversation
         judged = await self.judged(played)
@@ -168,7 +177,10 @@ class PeerReview(Reward):
         rewards: dict[tuple[int, int], float] = {}
         for agent_id, total in scores.totals.items():
             diag = self.rules.weights["r_diag"] * scores.r_diag[agent_id]
-            rewards |= {(agent_id, 0): total - diag, (agent_id, 1): diag}
+            if self._paid_streams - {"r_diag"}:
+                rewards[agent_id, 0] = total - diag
+            if "r_diag" in self._paid_streams:
+                rewards[agent_id, 1] = diag
         return Scored(rewards=rewards, metrics=metrics_A, credit=credit)
 
     async def stored_pay(

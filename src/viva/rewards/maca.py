@@ -11,13 +11,13 @@ trains the traces behind the bare question, here they are trained behind what th
 strategies=["conversation"]`` swaps the context.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tinker_cookbook.rl.types import Metrics
 
 from viva.conversation.protocol import Protocol
-from viva.conversation.records import Solution
+from viva.conversation.records import Solution, Turn
 from viva.rewards.base import Played, Scored, reply_credit
 from viva.rewards.majority import votes_of
 from viva.rewards.solutions import SolutionReward, Solutions
@@ -58,15 +58,22 @@ class Maca(SolutionReward):
 
     def credited(self, played: Played, rewards: Mapping[int, float]) -> Scored:
         """Each agent's reward on its last solution."""
-        last = {
-            turn.agent_id: turn for turn in played.conversation.turns if isinstance(turn.response, Solution)
-        }
+        last = _last_solutions(played.conversation.turns)
         return Scored(
             rewards={(agent_id, 0): reward for agent_id, reward in rewards.items()},
             credit=reply_credit(
                 played, lambda turn: rewards[turn.agent_id] if turn is last[turn.agent_id] else None
             ),
         )
+
+    def earning(self, protocol: Protocol, turns: Sequence[Turn]) -> list[bool]:
+        """Every agent's last solution."""
+        last = _last_solutions(turns)
+        return [turn is last.get(turn.agent_id) for turn in turns]
+
+
+def _last_solutions(turns: Sequence[Turn]) -> dict[int, Turn]:
+    return {turn.agent_id: turn for turn in turns if isinstance(turn.response, Solution)}
 
 
 def maca() -> Maca:

@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from tinker_cookbook.rl.types import Metrics
 
 from viva.conversation.protocol import Protocol
-from viva.conversation.records import Conversation
+from viva.conversation.records import Conversation, Turn
 from viva.judging.ballots import Preference, Tie, Vote, pooled, sides_among
 from viva.judging.comparison import (
     Comparison,
@@ -189,6 +189,10 @@ class SerlVotes(Reward):
     def check(self, protocol: Protocol, num_agents: int) -> None:
         """Refuse a protocol without ballots."""
         check_segments(self.name, protocol, _SEGMENTS, "pays solutions and the votes on them")
+
+    def earning(self, protocol: Protocol, turns: Sequence[Turn]) -> list[bool]:
+        """Solutions and the votes on the last ones."""
+        return [turn.segment in ("proposal", "revision", "verdict") for turn in turns]
 
     async def score(self, played: Played) -> Scored:
         """Count the ballots."""

@@ -6,7 +6,8 @@ Each call says what is sampled, what it is prompted with, and what of it is trai
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import permutations
-from typing import Literal
+from math import inf
+from typing import Literal, TypeAlias
 
 import chz
 
@@ -41,6 +42,18 @@ class Text:
     lengths: Lengths
     count: Counter
     template: Template = field(default_factory=Template)
+    longest: float = inf
+    """Tokens at which replies are cut."""
+
+    def cut(self, longest: float) -> "Text":
+        """The same with every reply of the policy cut, and what later prompts show of it."""
+        names = ("solution_tokens", "remark_tokens", "ranking_tokens")
+        own = {name: min(longest, getattr(self.lengths, name)) for name in names}
+        return replace(self, lengths=chz.replace(self.lengths, **own), longest=longest)
+
+    def reply(self, tokens: float) -> float:
+        """Tokens of a reply with its end."""
+        return min(self.longest, tokens + _STOP_TOKENS)
 
     def prompts(self, problem: Hashable = "problem") -> tuple[Prompts, str]:
         """Prompts about a problem, and the marker of its words."""
@@ -53,17 +66,27 @@ def solution_key(agent_id: int, round_index: int) -> Hashable:
     return ("solution", round_index, agent_id)
 
 
+Earning: TypeAlias = Callable[[Protocol, Sequence[Turn]], Sequence[bool]]
+"""Whether the tokens of each reply can earn anything, see `viva.rewards.base.Reward.earning`."""
+
+
 def conversation_calls(
-    protocol: Protocol, num_agents: int, text: Text, roles: Roles | None = None, *, trains_all: bool = False
+    protocol: Protocol,
+    num_agents: int,
+    text: Text,
+    roles: Roles | None = None,
+    *,
+    earning: Earning | None = None,
 ) -> list[Call]:
     """Every reply and comparison of every agent, in order of (round, agent, lane).
 
-    Segments that earn are trained, or all. Replies to segments of the user's own are as long as solutions. Several
-    policies (`roles`) share no prefix, and those that take part alone are not trained.
+    Replies that earn are trained, or all, without `earning`. Replies to segments of the user's own are as long as
+    solutions. Several policies (`roles`) share no prefix, and those that take part alone are not trained.
     """
     prompts, question = text.prompts()
     turns: list[Turn] = []
     calls: list[Call] = []
+    places: list[int] = []
     wave = -1
     for round_index, round_ in enumerate(protocol.rounds):
         before = list(turns)
@@ -84,15 +107,15 @@ def conversation_calls(
                 reply = _reply_text(segment.name, view, text.lengths, prompts)
                 asked = protocol.prompt(question, before, view, lane)
                 prompt = prompts.blocks([("system", protocol.system_prompt), ("user", asked)])
-                tokens = prompts.tokens(reply) + _STOP_TOKENS
-                earns = trains_all or segment.stream is not None
+                tokens, is_trained = text.reply(prompts.tokens(reply)), True
                 if roles is not None:
                     speaker = roles.speaker(agent_id, segment.name)
                     prompt = (Block(key=("policy", speaker.name), tokens=0.0), *prompt)
-                    earns = earns and speaker.is_trained
-                trained = TrainedReply(context=prompt, tokens=tokens) if earns else None
+                    is_trained = speaker.is_trained
+                trained = TrainedReply(context=prompt, tokens=tokens) if is_trained else None
                 reading = segment.read(reply, view)
                 solver = agent_id if isinstance(reading.response, Solution) else None
+                places.append(len(calls))
                 calls.append(Call(prompt=prompt, reply=tokens, wave=wave, trained=trained, solver=solver))
                 turns.append(
                     Turn(
@@ -106,6 +129,11 @@ def conversation_calls(
                         lane=lane,
                     )
                 )
+    for place, earns in zip(
+        places, () if earning is None else earning(protocol, turns), strict=earning is not None
+    ):
+        if not earns:
+            calls[place] = replace(calls[place], trained=None)
     return calls
 
 
@@ -174,7 +202,7 @@ def answer_call(text: Text, wave: int) -> Call:
     """A judge's own answer to the bare problem."""
     prompts, question = text.prompts()
     prompt = prompts.blocks([("user", question)])
-    return Call(prompt=prompt, reply=text.lengths.solution_tokens + _STOP_TOKENS, role="judge", wave=wave)
+    return Call(prompt=prompt, reply=text.reply(text.lengths.solution_tokens), role="judge", wave=wave)
 
 
 def scorer_calls(
@@ -242,13 +270,13 @@ def problem_calls(
     """The calls of all strategies on one problem, which goes by a key; `ValueError` if one is none of `STRATEGIES`."""
     prompts, question = text.prompts(problem)
     bare = prompts.blocks([("user", question)])
-    trained = TrainedReply(context=bare, tokens=text.lengths.solution_tokens + _STOP_TOKENS)
+    trained = TrainedReply(context=bare, tokens=text.reply(text.lengths.solution_tokens))
     calls: list[Call] = []
     for strategy in strategies:
         if strategy.name == "conversation":
             made = _of_conversation(strategy, trained)
         elif strategy.name == "feedback":
-            made = _of_feedback(strategy, trained, question, prompts, text.lengths)
+            made = _of_feedback(strategy, trained, question, prompts, text)
         elif strategy.name == "prompt_augmentation":
             hinted = prompts.blocks([("system", strategy.hint), ("user", question)])
             made = [Call(prompt=hinted, reply=trained.tokens, trained=trained)] * strategy.group_size
@@ -265,12 +293,12 @@ def problem_calls(
 
 
 def _of_feedback(
-    strategy: Strategy, trained: TrainedReply, question: str, prompts: Prompts, lengths: Lengths
+    strategy: Strategy, trained: TrainedReply, question: str, prompts: Prompts, text: Text
 ) -> list[Call]:
     calls: list[Call] = []
     for place in range(strategy.group_size):
-        attempt = prompts.marker(("attempt", place), lengths.solution_tokens)
-        said = strategy.said or prompts.marker(("feedback", place), lengths.remark_tokens)
+        attempt = prompts.marker(("attempt", place), text.lengths.solution_tokens)
+        said = strategy.said or prompts.marker(("feedback", place), text.lengths.remark_tokens)
         messages = [("user", question), ("assistant", attempt)]
         own = trained
         if strategy.train_behind == "attempt":
@@ -279,9 +307,8 @@ def _of_feedback(
         calls.append(Call(prompt=trained.context, reply=trained.tokens))
         if not strategy.said:
             asked = [(each["role"], str(each["content"])) for each in attempt_messages(question, attempt)]
-            calls.append(
-                Call(prompt=prompts.blocks(asked), reply=lengths.remark_tokens + _STOP_TOKENS, wave=1)
-            )
+            reply = text.reply(text.lengths.remark_tokens)
+            calls.append(Call(prompt=prompts.blocks(asked), reply=reply, wave=1))
         calls.append(Call(prompt=prompt, reply=trained.tokens, wave=1 if strategy.said else 2, trained=own))
     return calls
 

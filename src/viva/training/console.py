@@ -116,7 +116,7 @@ _SHOWN = (
     _Shown("imitation/nll", "nats per token", "{:.3f}"),
     _Shown("reward/std", "reward std", "{:.2f}"),
     _Shown("gain/mean", "gain of revision", "{:+.3f}"),
-    _Shown("credit/r_meta/mean", "votes with the majority", "{:.0%}"),
+    _Shown("sign/against_majority", "votes against the majority", "{:.0%}"),
     _Shown("judge/pair_accuracy", "judge is right", "{:.0%}"),
     _Shown("judge/confidence", "judge's confidence", "{:.0%}"),
     _Shown("judge/disagreement", "judge contradicts itself", "{:.0%}"),
