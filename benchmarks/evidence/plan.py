@@ -168,7 +168,7 @@ PLAN: Sequence[Sequence[Part]] = (
         Part(("critics-70",), ("league", "swap_majority"), range(3)),
         Part(("trap-70",), ("swap", "preference_initial"), range(3)),
         Part(("critics-70", "trap-70"), ("preference_better",), range(5)),
-        Part(("critics-70", "trap-70"), ("peer_prediction_better",), range(3)),
+        Part(("critics-70", "trap-70"), ("peer_prediction_better",), range(5)),
         Part(("critics-70", "steps"), ("r_sol_floor_2",), range(1)),
         Part(MAIN_BEDS, (*_TALKS, "answers", "judged", "majority", "shuffled"), (NAMED,)),
         Part(("trap-70",), ("maca", "peer_prediction", "preference_alone", "serl"), (NAMED,)),
