@@ -136,6 +136,18 @@ def test_options_of_a_recipe_are_read_from_a_file(model, tmp_path, monkeypatch, 
         assert json.loads(Path("own.json").read_text()) == found
 
 
+@pytest.mark.parametrize(("reward", "asked"), [("serl", "judge"), ("peer_prediction", "scorer")])
+def test_a_planned_reward_that_the_answers_do_not_tell_is_named(model, tmp_path, monkeypatch, reward, asked):
+    monkeypatch.chdir(tmp_path)
+    task = write(tmp_path / "task.jsonl", [{"query": f"{n} + 1?", "answer": n + 1} for n in range(4)])
+    options = {"recipe": "math_efficiency", "strategies": "iid", "reward": reward, "rewards": ["answers"]}
+    screening = viva.screen(model, task, **options, num_samples=2, max_tokens=4, resamples=100)
+    advice = {each.about: each for each in screening.advice}
+    assert advice[reward].verdict == "unclear"
+    assert f"it asks a {asked} about all pairs of answers" in advice[reward].reason
+    assert [each.about for each in screening.advice].count("answers") == 1
+
+
 def test_the_judge_that_is_planned_compares_the_pairs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     problems = [{"query": each.question, "answer": each.answer} for each in problems_of("test", 12, seed=0)]
@@ -210,6 +222,11 @@ def test_a_family_of_reasoning_gym_in_python(model, tmp_path, monkeypatch):
         ("task.jsonl", ["temperature=0"], "temperature must be positive: all tries would be the same"),
         ("task.jsonl", ["num_samples=1"], "num_samples must be 2 or more; got 1"),
         ("task.jsonl", ['rewards=["tournament"]'], "tournament pays conversations"),
+        ("task.jsonl", ['rewards=["serl"]'], "rewards must be told by the answers themselves"),
+        ("task.jsonl", ['rewards=["peer_prediction"]'], "peer_prediction asks a judge or scorer about all"),
+        ("task.jsonl", ["num_agents=4"], "num_agents would change nothing: conversations=0 holds none"),
+        ("task.jsonl", ['kinds=["critique"]'], "kinds would change nothing: conversations=0 holds none"),
+        ("task.jsonl", ["conversations=2", "kinds=[]"], "kinds=[] holds none of the 2 conversations"),
         ("task.jsonl", ['rewards=["majorty"]'], "Did you mean 'majority'"),
         ("task.jsonl", ["question_template=no"], "question_template must have the place of the prompt"),
         ("task.jsonl", ["conversations=2", 'kinds=["talk"]'], "kinds must be of conversation, critique"),

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from viva.conversation.messages import counted
 from viva.eval.records import Figure
 from viva.eval.screening import Advice
+from viva.rewards.solutions import SolutionReward
 
 FEW_PROBLEMS = 10
 """Problems with right and wrong answers below which a reward is not told to work or to fail."""
@@ -29,23 +30,31 @@ Figures = Mapping[str, Figure]
 
 
 def screening_advice(
-    figures: Figures, *, rewards: Sequence[str], talks: Mapping[str, str], has_answers: bool
+    figures: Figures,
+    *,
+    rewards: Sequence[str],
+    talks: Mapping[str, str],
+    untold: SolutionReward | None = None,
+    has_answers: bool,
 ) -> tuple[Advice, ...]:
     """Advice in the order of importance: what stands in the way, then each reward, then a summary.
 
-    `rewards` pay plain samples; `talks` are the names of those that pay conversations, by kind of conversation.
+    `rewards` pay plain samples; `talks` are the names of those that pay conversations, by kind of conversation. A
+    planned reward that is `untold` by these answers is named, and nothing more.
     """
     notes = list(_about_replies(figures))
     if not has_answers:
         return (*notes, *_without_answers(figures))
     notes += _about_accuracy(figures)
     told = [_about_answers(figures)]
-    told += [_about_reward(name, figures) for name in rewards]
+    told += [_about_reward(name, figures) for name in rewards if name != "answers"]
     if "judge/pair_accuracy" in figures:
         told.append(_about_judge(figures))
     told += [_about_talk(kind, reward, figures) for kind, reward in talks.items()]
     if "critique/critics/readable" in figures:
         notes.append(_about_critics(figures))
+    if untold is not None:
+        told.append(_about_untold(untold, figures))
     return (*notes, *told, _summary(told, figures))
 
 
@@ -152,6 +161,14 @@ def _about_judge(figures: Figures) -> Advice:
     if accuracy.num_problems < FEW_PROBLEMS:
         told += f"; these are {accuracy.num_problems} pairs only"
     return Advice("tournament", _verdict(accuracy, chance=0.5), told)
+
+
+def _about_untold(reward: SolutionReward, figures: Figures) -> Advice:
+    asked = "scorer" if reward.judge is None else "judge"
+    told = f"it asks a {asked} about all pairs of answers, which a screening does not"
+    if reward.judge is not None and "judge/pair_accuracy" in figures:
+        told += "; what is said of tournament holds for that judge"
+    return Advice(reward.name, "unclear", told)
 
 
 def _about_talk(kind: str, reward: str, figures: Figures) -> Advice:

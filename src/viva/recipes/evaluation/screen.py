@@ -50,6 +50,7 @@ from viva.recipes.judges import judge_target
 from viva.recipes.math_efficiency import Config as MathConfig
 from viva.recipes.plan import at_least, not_negative
 from viva.recipes.protocol import ConversationConfig
+from viva.recipes.reward import refuse_given
 from viva.rewards import find_reward
 from viva.rewards.base import Reward
 from viva.rewards.rubric import Rubric, rubric
@@ -78,6 +79,8 @@ class _Plan:
     rewards: dict[str, SolutionReward]
     reward: Reward | None
     """The reward of the run that is planned; ``None``: none is planned, or it pays known answers."""
+    untold: SolutionReward | None
+    """A planned reward of plain samples that asks a judge or scorer about all pairs of them."""
     talks: dict[str, ConversationConfig]
     """Conversations, by kind."""
     task: str
@@ -133,10 +136,12 @@ def _make_plan(name: str, task: str, options: ScreenOptions, planned: Planned | 
     if planned is not None:
         reward = planned.group_reward() if isinstance(planned, MathConfig) else planned.game().reward
     judge = None if reward is None else reward.judge
-    # the answers of a screening say what it pays: no pairs of all of them, no other model's scores
-    is_plain = judge is None or (reward is not None and reward.judge_task != "compare")
-    if isinstance(reward, SolutionReward) and reward.pays_samples and reward.scorer is None and is_plain:
-        rewards[reward.name] = reward
+    untold = None
+    if isinstance(reward, SolutionReward) and reward.pays_samples:
+        if _is_told_by_answers(reward):
+            rewards[reward.name] = reward
+        elif isinstance(planned, MathConfig):
+            untold = reward
     is_scored = any(each.judge_task == "score" for each in rewards.values())
     if options.judge_answers_first and not options.num_pairs and not is_scored:
         raise ValueError(
@@ -168,6 +173,7 @@ def _make_plan(name: str, task: str, options: ScreenOptions, planned: Planned | 
         check=check,
         rewards=rewards,
         reward=reward,
+        untold=untold,
         talks=talks,
         task=told,
         record=record,
@@ -198,7 +204,7 @@ def _talks(options: ScreenOptions, planned: Planned | None) -> dict[str, Convers
         if kind not in kinds:
             raise ValueError(f"kinds must be of {', '.join(kinds)}; got {kind!r}")
     if planned is None:
-        found = {kind: _talk(kind, options) for kind in options.kinds} if options.conversations else {}
+        found = _default_talks(options)
     elif options.kinds != ScreenOptions().kinds:
         raise ValueError(
             f"kinds would change nothing: recipe={options.recipe} says it; leave one of them out"
@@ -223,6 +229,19 @@ def _talks(options: ScreenOptions, planned: Planned | None) -> dict[str, Convers
     return found
 
 
+def _default_talks(options: ScreenOptions) -> dict[str, ConversationConfig]:
+    names, remedy = ["kinds", "num_agents", "max_rounds"], "give conversations=24, or leave them out"
+    if not options.conversations:
+        refuse_given(options, ScreenOptions(), names, "conversations=0 holds none", remedy)
+        return {}
+    if not options.kinds:
+        raise ValueError(
+            f"kinds=[] holds none of the {options.conversations} conversations that are asked for; name one, or leave "
+            "conversations out"
+        )
+    return {kind: _talk(kind, options) for kind in options.kinds}
+
+
 def _talk(kind: str, options: ScreenOptions) -> ConversationConfig:
     """A conversation with the defaults of its recipe."""
     given = {name: getattr(options, name) for name in ("num_agents", "max_tokens", "temperature", "seed")}
@@ -240,7 +259,18 @@ def _reward(name: str, options: ScreenOptions) -> SolutionReward:
             f"rewards must pay solutions, like majority, log_probability or shuffled; {name} pays conversations: "
             "conversations=24 holds some, and says how every reward goes with the truth in them"
         )
+    if not _is_told_by_answers(reward):
+        raise ValueError(
+            f"rewards must be told by the answers themselves, like majority or log_probability; {name} asks a judge "
+            "or scorer about all pairs of them, which a screening does not: its advice on tournament says what "
+            "the judge can be trusted with, and conversations=24 how every reward goes with the truth in some"
+        )
     return reward
+
+
+def _is_told_by_answers(reward: SolutionReward) -> bool:
+    """Whether a screening can say what it pays: it judges one pair of a problem, and asks no scorer."""
+    return reward.scorer is None and (reward.judge is None or reward.judge_task != "compare")
 
 
 async def _sample(
@@ -290,6 +320,7 @@ async def _sample(
         figures,
         rewards=list(plan.rewards),
         talks={kind: config.game().reward.name for kind, config in plan.talks.items()},
+        untold=plan.untold,
         has_answers=has_answers,
     )
     return Screening(
