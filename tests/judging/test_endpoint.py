@@ -377,7 +377,7 @@ async def test_the_usual_key_is_not_sent_in_the_clear(monkeypatch):
 def test_mistakes_are_told_before_anything_is_sent(monkeypatch, options, message):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     with pytest.raises(ValueError, match=message):
-        EndpointOptions(**({"url": "http://127.0.0.1:1/v1", "model": "m"} | options))
+        EndpointOptions(**({"url": "http://127.0.0.1:1/v1", "model": "m"} | options)).key()
 
 
 # probabilities

@@ -98,6 +98,12 @@ def test_what_cannot_be_counted_is_refused(capsys, arguments, message) -> None:
     assert message in capsys.readouterr().err
 
 
+def test_a_judge_behind_https_is_counted_without_its_key(capsys, monkeypatch) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    judge = "judge=https://host/v1 judge_model=m judge_prices=[0.1,0.2]"
+    assert "of the endpoint, price" in printed(capsys, f"viva cost recipe=conversation_preference_rl {judge}")
+
+
 def test_an_assumption_that_makes_no_sense_is_refused(capsys) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["cost", "recipe=critique_self_play", "mfu_train=2"])

@@ -86,6 +86,11 @@ def config(**options):
         ),
         ({"stop_at": {}}, "a stop rule needs at least one level"),
         (
+            {"stop_at": {"reward_truth_gap": 0.4}},
+            "stop_at watches reward_truth_gap, which needs known answers",
+        ),
+        ({"reward": "answers"}, "every problem needs a known answer; 1 of 1 have none"),
+        (
             {"train_prompts": None},
             "Must provide either train_prompts, train_prompts_path, or hf_dataset_name",
         ),
@@ -229,9 +234,9 @@ def test_the_run_folder_is_complete(finished):
     assert len(transcripts) == 2 * NUM_STEPS
     record = transcripts[0]["record"]
     assert (record["protocol"], len(record["turns"])) == ("critique_self_play", 15)
-    assert [sum(transcripts[0]["rewards"][seat : seat + 2]) for seat in (0, 2, 4)] == pytest.approx(
-        list(record["rewards"].values())
-    )
+    rewards_G = transcripts[0]["rewards"]
+    assert rewards_G[::2] == pytest.approx(list(record["rewards"].values()))
+    assert rewards_G[1::2] == [None] * 3  # no weight pays a critique
     assert "r_diag" in (finished / "report.html").read_text()
 
 

@@ -3,6 +3,7 @@
 import json
 import zlib
 from functools import partial
+from pathlib import Path
 
 import pytest
 from chat_server import Said, chat_server, completion
@@ -258,6 +259,14 @@ def test_a_judge_that_could_not_be_asked_is_refused_before_anything_is_computed(
     for kind in [*kinds, partial(MathConfig, strategies=["iid"], **{"reward": "serl"} | options)]:
         with pytest.raises(ValueError, match=message):
             config(kind, **options).make_plan()
+
+
+def test_a_judge_of_a_protocol_whose_reward_names_its_own_is_refused():
+    debate = f"{Path(__file__).parents[2]}/examples/debate.py:DEBATE"
+    message = r"a value that names its judge itself; say it there, or give its name \(reward=tournament\)"
+    with pytest.raises(ValueError, match=message):
+        config(ProtocolConfig, protocol=debate, judge="ema").make_plan()
+    assert config(ProtocolConfig, protocol=debate, judge="ema", reward="tournament").make_plan()
 
 
 def test_an_endpoint_in_python_is_a_value():

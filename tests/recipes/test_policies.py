@@ -299,6 +299,9 @@ def test_the_plan_says_who_talks_and_who_judges():
     assert plan.summary.endswith("policies: solver trained, critic trained; judge: critic")
     plan = config(PreferenceConfig, policies="per_agent", judge_member="agent_1").make_plan()
     assert plan.summary.endswith("judge: agent_1")
+    for judge, told in (("initial", "judge: agent_0 (initial)"), ("tiny", "judge: tiny")):
+        plan = config(PreferenceConfig, policies="per_agent", judge=judge).make_plan()
+        assert plan.summary.endswith(told)
 
 
 def test_a_recipe_with_one_policy_says_where_there_are_several(capsys):

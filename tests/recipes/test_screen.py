@@ -252,12 +252,18 @@ def test_a_family_of_reasoning_gym_in_python(model, tmp_path, monkeypatch):
             ["recipe=critique_self_play", "conversations=2", "judge=nobody"],
             "judge must be current, initial",
         ),
+        (
+            "task.jsonl",
+            ["recipe=critique_self_play", "conversations=2", "judge=https://host/v1", "judge_model=m"],
+            "OPENAI_API_KEY is not set",
+        ),
         ("task.jsonl", ["recipe=nowhere.py:PROTOCOL", "conversations=2"], "nowhere.py"),
         ("task.jsonl", ["output=x.txt"], "output must be a file that ends in .json"),
     ],
 )
 def test_mistakes_are_told_before_a_model_is_loaded(task, options, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     write(Path("task.jsonl"), [{"query": "1 + 1?", "answer": 2}])
     Path("odd.yaml").write_text("num_problms: 3\n")
     try:

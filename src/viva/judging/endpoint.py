@@ -115,7 +115,6 @@ class EndpointOptions:
             if value is not None and value < 1:
                 raise ValueError(f"a judge's budget of {name} must be 1 or more, or left out; got {value}")
         self._check_prices()
-        self.key()
 
     def _check_prices(self) -> None:
         if self.prices is not None and (
@@ -140,7 +139,7 @@ class EndpointOptions:
         return urlsplit(self.url).hostname in _LOOPBACK
 
     def key(self) -> str | None:
-        """The key in the environment; ``None`` where none is sent."""
+        """The key in the environment; ``None`` where none is sent. `ValueError` if it is needed and not there."""
         is_secure = self.url.startswith("https://")
         name = self.key_variable or (DEFAULT_KEY_VARIABLE if is_secure else None)
         if name is None:

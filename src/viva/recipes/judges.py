@@ -53,10 +53,18 @@ def with_checked_judge(plan: Plan, reward: Reward | None, text: str | None) -> P
             "judge=ema needs engine=local: a server has nothing that averages weights. Use judge=every "
             "with judge_every=STEPS there"
         )
-    if options.model is None:
-        return plan
-    weights = judge_target(options, plan.engine).digest
+    target = find_judge(options, plan.engine)
+    weights = None if target is None else target.digest
     return plan if weights is None else replace(plan, record={**plan.record, _RECORD: weights})
+
+
+def find_judge(options: JudgeOptions | None, engine: EngineConfig) -> Target | None:
+    """The model that judges, if it is another than the policy; `ValueError` if it or an endpoint's key is missing."""
+    if options is None:
+        return None
+    if options.endpoint is not None:
+        options.endpoint.key()
+    return None if options.model is None else judge_target(options, engine)
 
 
 def with_eval_judge(plan: Plan) -> Plan:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from viva.conversation.messages import did_you_mean
 from viva.conversation.roles import Roles
 from viva.eval.direct import DirectEvaluator
-from viva.judging.judge import SamplingClient
+from viva.judging.judge import JudgeOptions, SamplingClient
 from viva.recipes.common import OpenRun
 from viva.recipes.evaluation.target import Target, find_target, open_policy
 from viva.rewards.base import Reward
@@ -145,8 +145,17 @@ def with_checked_policies(plan: Plan, roles: Roles | None, reward: Reward, judge
             num_policies += past.most - 1
     told = ", ".join(f"{name} {weights}" for name, weights in roles.weights.items())
     record = {**plan.record, _RECORD: digests} if digests else plan.record
-    summary = f"{plan.summary}; policies: {told}{f'; judge: {judging}' if asks else ''}"
+    summary = f"{plan.summary}; policies: {told}{_judge_in_words(judge, judging if asks else None)}"
     return replace(plan, record=record, summary=summary, num_policies=num_policies)
+
+
+def _judge_in_words(judge: JudgeOptions | None, member: str | None) -> str:
+    """Who judges or scores, a member of the run or another; empty where nobody does."""
+    if member is None:
+        if judge is None:
+            return ""
+        return f"; judge: {judge.model if judge.endpoint is None else judge.endpoint.model}"
+    return f"; judge: {member}{'' if judge is None or judge.policy == 'current' else f' ({judge.policy})'}"
 
 
 async def open_members(roles: Roles, plan: Plan, opened: OpenRun) -> Members:

@@ -244,7 +244,7 @@ class ConversationConfig(AskedConfig):
     def make_plan(self) -> Plan:
         """Check all options and load the prompts; conversations that need a partner have one."""
         from viva.recipes.judges import with_checked_judge
-        from viva.recipes.plan import at_least, plan_run
+        from viva.recipes.plan import at_least, check_answers, plan_run
 
         game = self.game()
         at_least(self, {"initial_judge_pairs": 0})
@@ -254,6 +254,13 @@ class ConversationConfig(AskedConfig):
             record["levels"] = {name: asdict(level) for name, level in levels.items()}
         recipe = type(self).__module__.rpartition(".")[2]
         plan = plan_run(self, recipe=recipe, summary=self.summary(), record=record)
+        if game.reward.needs_answers:
+            check_answers(plan)
+        if self.stop_at and all(item.answer is None for item in plan.order.items):
+            raise ValueError(
+                f"stop_at watches {', '.join(self.stop_at)}, which needs known answers, and no problem to train on has "
+                "one; give some, or stop_on with alarms that need none"
+            )
         plan = with_checked_judge(plan, game.reward, self.judge_text())
         if (roles := self.roles(game)) is not None or self.judge_member is not None:
             from viva.recipes.policies import with_checked_policies

@@ -255,7 +255,10 @@ class AskedConfig(JudgeConfig, RecipeConfig):
         from viva.recipes.common import resolve_model
         from viva.rewards.rubric import Rubric, rubric
 
-        if reward.judge is None or is_whole:
+        if reward.judge is not None and is_whole:
+            why = f"the reward {reward.name} is a value that names its judge itself"
+            self._refuse(_JUDGE, f"{why}; say it there, or give its name (reward={reward.name})")
+        elif reward.judge is None:
             self._refuse(_JUDGE, f"the reward {reward.name} asks no judge of this recipe")
         else:
             idle, why = IDLE[reward.judge_task]

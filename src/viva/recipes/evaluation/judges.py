@@ -100,6 +100,9 @@ def plan_judges(options: JudgedOptions, own: Mapping[str, Target]) -> tuple[Judg
         else JudgePlan(name=name, source=_target(name, own), options=_how(options, "logprob"))
         for name in names
     ]
+    for plan in plans:
+        if isinstance(plan.source, EndpointOptions):
+            plan.source.key()
     if len({plan.name for plan in plans}) < len(plans):  # one model at two addresses
         plans = [replace(plan, name=name.rstrip("/")) for plan, name in zip(plans, names, strict=True)]
     return tuple(plans)

@@ -18,7 +18,7 @@ from viva.recipes.data import held_out_source, load_test_prompts
 from viva.recipes.evaluation import KINDS, EvalOptions, OpenedOptions, recipe_options, stored_options
 from viva.recipes.evaluation.planned import ANSWERING, CONVERSATIONS, KIND_OF
 from viva.recipes.evaluation.target import OpenPolicy, Target, open_policy
-from viva.recipes.judges import judge_target
+from viva.recipes.judges import find_judge
 from viva.recipes.plan import at_least, not_negative, positive
 from viva.recipes.protocol import ConversationConfig
 from viva.recipes.reward import ENDPOINT_BOUNDS
@@ -150,9 +150,7 @@ def make_plan(target: Target, options: EvalOptions, *, is_compared: bool) -> Eva
     }
     for config in conversations.values():
         check_conversation(config)
-        judge = config.game().reward.judge
-        if judge is not None and judge.model is not None:
-            judge_target(judge, engine_of(target, options))
+        find_judge(config.game().reward.judge, engine_of(target, options))
     check = find_check(shared.grader) if options.grader is not None else _own_check(shared.grader)
     everything, source = _problems(shared, target, options)
     known = tuple(item for item in everything if item.answer is not None)

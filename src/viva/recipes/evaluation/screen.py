@@ -46,7 +46,7 @@ from viva.recipes.evaluation.plan import (
 )
 from viva.recipes.evaluation.planned import CONVERSATIONS, KIND_OF, Planned
 from viva.recipes.evaluation.target import OpenPolicy, Target, find_target
-from viva.recipes.judges import judge_target
+from viva.recipes.judges import find_judge
 from viva.recipes.math_efficiency import Config as MathConfig
 from viva.recipes.plan import at_least, not_negative
 from viva.recipes.protocol import ConversationConfig
@@ -156,8 +156,7 @@ def _make_plan(name: str, task: str, options: ScreenOptions, planned: Planned | 
     talks = _talks(options, planned)
     check = find_check(options.grader)
     target = find_target(name, checkpoint=options.checkpoint, model_name=options.model_name)
-    if judge is not None and judge.model is not None:
-        judge_target(judge, engine_of(target, options))
+    find_judge(judge, engine_of(target, options))
     items, told = _problems(task, options, check)
     record: dict[str, Any] = {each: getattr(options, each) for each in _DECIDES} | {"grader": check.name}
     if planned is not None:
