@@ -48,6 +48,7 @@ ALLOWED["scaling"] = frozenset({"conversation", "judging", "rewards", "selfplay"
 ALLOWED["recipes"] = frozenset({*CHAIN, "doctor", "engine", "eval", "scaling", "serve", "tiny", "view"})
 ALLOWED["api"] = frozenset({*CHAIN, "eval", "recipes", "threads", "view"})
 ALLOWED["cli"] = frozenset({*CHAIN, "doctor", "engine", "eval", "tiny", "recipes", "view"})
+ALLOWED["__main__"] = frozenset({"cli"})
 
 HELPERS = {
     "sdk": set[str](),
