@@ -85,7 +85,7 @@ ALL = (
         "collapse",
         {
             "file": str(COLLAPSES.with_stem("collapse_kl")),
-            "rewards": "r_sol,majority,robust,serl",
+            "rewards": "r_sol,majority,robust,serl,maca,serl_votes,comas",
             "kl_penalty_coef": "0.01",
         },
     ),
@@ -120,6 +120,7 @@ def train(
     from viva.recipes.critique_self_play import Config
     from viva.recipes.loop import direct_sampler
     from viva.training.loop import train as train_run
+    from viva.training.service import end_session
 
     config = parse_options(Config, [f"{name}={value}" for name, value in options.items()])
 
@@ -143,6 +144,7 @@ def train(
             return opened.folder.log.metrics()
         finally:
             opened.folder.close()
+            await end_session(opened.service, "success")  # an engine that is not closed keeps its memory
 
     return asyncio.run(go())
 

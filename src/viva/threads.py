@@ -45,7 +45,7 @@ _CGROUP_V1 = Path("/sys/fs/cgroup/cpu")
 def prepare_threads() -> int:
     """Set threads and passive waiting for OpenMP and MKL, and what kernels and memory are kept, unless the user has.
 
-    Call it before torch is imported; afterwards it changes nothing.
+    Call it before torch is imported; afterwards it bounds the kernels that are kept, and changes nothing else.
 
     Returns:
         The number of threads torch will use by these settings.
@@ -59,9 +59,10 @@ def prepare_threads() -> int:
         has_all_cores = os.environ["OMP_NUM_THREADS"] == threads == str(_cores())
         if has_all_cores and os.environ["OMP_WAIT_POLICY"].lower() == "passive":
             os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
-        os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", _KERNELS)
-        os.environ.setdefault("LRU_CACHE_CAPACITY", _KERNELS)
         _keep_memory()
+    # read at the first product, so that they hold for a torch that is imported already, too
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", _KERNELS)
+    os.environ.setdefault("LRU_CACHE_CAPACITY", _KERNELS)
     chosen = os.environ.get("OMP_NUM_THREADS", threads)
     return int(chosen) if chosen.isdecimal() and int(chosen) > 0 else int(threads)
 

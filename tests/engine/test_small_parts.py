@@ -16,6 +16,7 @@ from tiny_engine import make_tokenizer
 
 import viva.engine
 from viva import threads, tiny
+from viva.engine.linear import can_pack
 from viva.engine.model import read_base_model
 from viva.engine.requests import BLOCK, StopSequences, block_digests
 from viva.engine.sequences import PrefixCache
@@ -159,11 +160,57 @@ def test_threads_follow_cores_and_quota_but_never_the_users_settings(
         assert threads.os.environ.get("GOMP_SPINCOUNT") == told
 
 
-def test_once_torch_is_loaded_nothing_is_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_once_torch_is_loaded_threads_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
+        monkeypatch.setenv(name, "256")
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     assert threads.prepare_threads() == threads.usable_cores()
     assert "OMP_WAIT_POLICY" not in threads.os.environ
+
+
+MANY_SHAPES = """
+import sys
+from pathlib import Path
+
+import torch
+from viva.threads import prepare_threads
+
+if sys.argv[1] == "bounded":
+    prepare_threads()
+torch.set_num_threads(1)
+product, rows = torch.ops.mkldnn._linear_pointwise.default, torch.randn(400, 256)
+weights = [torch.randn(256 + 16 * place, 256) for place in range(4)]
+pages = []
+for stop in (20, 400):
+    for number in range(1, stop):
+        for weight in weights:
+            product(rows[:number], weight, None, "none", [], "")
+    pages.append(int(Path("/proc/self/statm").read_text().split()[1]))
+print(pages[1] - pages[0])
+"""
+
+
+@pytest.mark.skipif(not can_pack(torch.ones(1)), reason="torch is built without the products of oneDNN")
+@pytest.mark.skipif(platform.system() != "Linux", reason="memory is read as Linux tells it")
+def test_kernels_that_are_kept_are_bounded_for_a_torch_that_was_imported_before() -> None:
+    """A product of every number of rows keeps a kernel; without a bound a long run holds gigabytes of them."""
+    kept = [
+        name for name in os.environ if name not in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
+    ]
+    grown = {
+        how: int(
+            subprocess.run(
+                [sys.executable, "-c", MANY_SHAPES, how],
+                env={name: os.environ[name] for name in kept},
+                check=True,
+                capture_output=True,
+                text=True,
+            ).stdout
+        )
+        for how in ("bounded", "as it is")
+    }
+    assert grown["bounded"] < 0.6 * grown["as it is"]
 
 
 REUSE = """
