@@ -129,9 +129,8 @@ def conversation_calls(
                         lane=lane,
                     )
                 )
-    for place, earns in zip(
-        places, () if earning is None else earning(protocol, turns), strict=earning is not None
-    ):
+    can_earn = [True] * len(turns) if earning is None else earning(protocol, turns)
+    for place, earns in zip(places, can_earn, strict=True):
         if not earns:
             calls[place] = replace(calls[place], trained=None)
     return calls
