@@ -85,7 +85,7 @@ ALL = (
         "collapse",
         {
             "file": str(COLLAPSES.with_stem("collapse_kl")),
-            "rewards": "r_sol,majority,robust,serl,maca,serl_votes,comas",
+            "rewards": "r_sol,majority,robust,serl,maca,serl_votes,comas,paper",
             "kl_penalty_coef": "0.01",
         },
     ),
