@@ -370,14 +370,22 @@ async def test_the_usual_key_is_not_sent_in_the_clear(monkeypatch):
         ({"max_price": -1.0, "prices": (1.0, 1.0)}, "budget of money must be above 0"),
         ({"max_price": 1.0}, "needs prices to count with"),
         ({"max_price": 1.0, "prices": (0.0, 0.0)}, "needs prices to count with"),
-        ({"url": "https://host/v1"}, "OPENAI_API_KEY is not set"),
-        ({"key_variable": "NO_SUCH_KEY"}, "NO_SUCH_KEY is not set"),
     ],
 )
-def test_mistakes_are_told_before_anything_is_sent(monkeypatch, options, message):
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+def test_mistakes_are_told_before_anything_is_sent(options, message):
     with pytest.raises(ValueError, match=message):
-        EndpointOptions(**({"url": "http://127.0.0.1:1/v1", "model": "m"} | options)).key()
+        EndpointOptions(**({"url": "http://127.0.0.1:1/v1", "model": "m"} | options))
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [({"url": "https://host/v1"}, "OPENAI_API_KEY"), ({"key_variable": "NO_KEY"}, "NO_KEY")],
+)
+def test_a_key_that_is_missing_is_told_where_it_is_needed(monkeypatch, options, name):
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    endpoint = EndpointOptions(**({"url": "http://127.0.0.1:1/v1", "model": "m"} | options))
+    with pytest.raises(ValueError, match=f"{name} is not set"):
+        endpoint.key()
 
 
 # probabilities

@@ -104,6 +104,20 @@ def test_a_judge_behind_https_is_counted_without_its_key(capsys, monkeypatch) ->
     assert "of the endpoint, price" in printed(capsys, f"viva cost recipe=conversation_preference_rl {judge}")
 
 
+def test_the_passes_of_a_scorer_are_called_its_own(capsys) -> None:
+    told = printed(capsys, "viva cost recipe=math_efficiency strategies=iid reward=peer_prediction")
+    assert "by the scorer" in told
+    assert "prompts of the scorer" in told
+    assert "judge" not in told
+
+
+@pytest.mark.parametrize(("longest", "answer"), [(9, 9), (256, 256), (999, 401)])
+def test_a_judges_own_answer_is_as_long_as_its_options_let_it_be(longest: int, answer: int) -> None:
+    config = CritiqueConfig(num_agents=2, batch_size=2, judge_answers_first=True, max_tokens=16)
+    counts = recipe_cost(chz.replace(config, judge_max_tokens=longest), CostOptions(recipe="").text).counts
+    assert counts.judged == answer + counts.num_judge_calls - 1
+
+
 def test_an_assumption_that_makes_no_sense_is_refused(capsys) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["cost", "recipe=critique_self_play", "mfu_train=2"])
@@ -207,7 +221,6 @@ def test_an_option_without_effect_has_none(config_class) -> None:
         "judge_every": {"judge": "every", "judge_every": 3},
         "judge_decay": {"judge": "ema", "judge_decay": 0.5},
         "judge_checkpoint": {"judge": "runs/past", "judge_checkpoint": "last"},
-        "judge_max_tokens": {"judge_max_tokens": 9},
         "judge_max_off_set_mass": {"judge_max_off_set_mass": 0.5},
         "judge_body": {"judge_body": "{}"},
         "judge_key_variable": {"judge_key_variable": "HOME"},

@@ -89,7 +89,7 @@ def config(**options):
             {"stop_at": {"reward_truth_gap": 0.4}},
             "stop_at watches reward_truth_gap, which needs known answers",
         ),
-        ({"reward": "answers"}, "every problem needs a known answer; 1 of 1 have none"),
+        ({"reward": "answers"}, "the reward answers needs known answers, and no problem to train on has one"),
         (
             {"train_prompts": None},
             "Must provide either train_prompts, train_prompts_path, or hf_dataset_name",

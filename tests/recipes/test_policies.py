@@ -302,6 +302,9 @@ def test_the_plan_says_who_talks_and_who_judges():
     for judge, told in (("initial", "judge: agent_0 (initial)"), ("tiny", "judge: tiny")):
         plan = config(PreferenceConfig, policies="per_agent", judge=judge).make_plan()
         assert plan.summary.endswith(told)
+    for given, told in (({}, "scorer: agent_0 (initial)"), ({"scorer_model": "tiny"}, "tiny/model")):
+        plan = config(PreferenceConfig, policies="per_agent", reward="peer_prediction", **given).make_plan()
+        assert plan.summary.endswith(told)
 
 
 def test_a_recipe_with_one_policy_says_where_there_are_several(capsys):

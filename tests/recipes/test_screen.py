@@ -136,7 +136,9 @@ def test_options_of_a_recipe_are_read_from_a_file(model, tmp_path, monkeypatch, 
         assert json.loads(Path("own.json").read_text()) == found
 
 
-@pytest.mark.parametrize(("reward", "asked"), [("serl", "judge"), ("peer_prediction", "scorer")])
+@pytest.mark.parametrize(
+    ("reward", "asked"), [("serl", "judge"), ("shuffled_serl", "judge"), ("peer_prediction", "scorer")]
+)
 def test_a_planned_reward_that_the_answers_do_not_tell_is_named(model, tmp_path, monkeypatch, reward, asked):
     monkeypatch.chdir(tmp_path)
     task = write(tmp_path / "task.jsonl", [{"query": f"{n} + 1?", "answer": n + 1} for n in range(4)])
@@ -226,6 +228,7 @@ def test_a_family_of_reasoning_gym_in_python(model, tmp_path, monkeypatch):
         ("task.jsonl", ['rewards=["peer_prediction"]'], "peer_prediction asks a judge or scorer about all"),
         ("task.jsonl", ["num_agents=4"], "num_agents would change nothing: conversations=0 holds none"),
         ("task.jsonl", ['kinds=["critique"]'], "kinds would change nothing: conversations=0 holds none"),
+        ("task.jsonl", ["conversations=2", 'kinds=["critique"]', "max_rounds=3"], "max_rounds would change"),
         ("task.jsonl", ["conversations=2", "kinds=[]"], "kinds=[] holds none of the 2 conversations"),
         ("task.jsonl", ['rewards=["majorty"]'], "Did you mean 'majority'"),
         ("task.jsonl", ["question_template=no"], "question_template must have the place of the prompt"),

@@ -168,7 +168,8 @@ def _about_untold(reward: SolutionReward, figures: Figures) -> Advice:
     told = f"it asks a {asked} about all pairs of answers, which a screening does not"
     if reward.judge is not None and "judge/pair_accuracy" in figures:
         told += "; what is said of tournament holds for that judge"
-    return Advice(reward.name, "unclear", told)
+    name = reward.name if reward.inner is reward else f"{reward.name}_{reward.inner.name}"
+    return Advice(name, "unclear", told)
 
 
 def _about_talk(kind: str, reward: str, figures: Figures) -> Advice:

@@ -67,6 +67,7 @@ COUNTED = frozenset(
         *("model_name", "max_steps", "lora_rank", "batch_size", "max_tokens"),
         *("num_agents", "personas", "max_rounds", "order"),
         *("judge", "judge_model", "judge_prices", "judge_mode", "judge_prompt", "judge_prompt_path"),
+        "judge_max_tokens",
         *("judge_answers_first", "tournament_pattern", "protocol", "policies", "control", "prompts"),
         *("reward", "criteria", "scorer_policy", "scorer_model", "initial_judge_pairs"),
         *("preset", "reward_weights", "prior_precision", "solution_floor"),
@@ -194,7 +195,7 @@ def recipe_cost(config: Planned, text: Text) -> RecipeCost:
     """
     not_negative(config, "kl_penalty_coef")
     at_least(config, {"max_tokens": 1})
-    text = text.cut(config.max_tokens)
+    text = replace(text, longest=config.max_tokens)
     cost = _math_cost(config, text) if isinstance(config, MathConfig) else _conversation_cost(config, text)
     return replace(cost, evaluation=_evaluation_cost(config, text))
 
@@ -221,7 +222,8 @@ def _evaluation_cost(config: Planned, text: Text) -> EvaluationCost | None:
         every=config.eval_every,
         num_answers=num_answers,
         num_conversations=num_conversations,
-        tokens=num_answers * _tokens([answer_call(text, 0)]) + num_conversations * _tokens(talk),
+        tokens=num_answers * _tokens([answer_call(text, 0, text.longest)])
+        + num_conversations * _tokens(talk),
     )
 
 
@@ -302,6 +304,7 @@ def _comparison_calls(
         ),
         prefill=VERDICT_PREFIX if judge.mode == "logprob" else None,
         text=text,
+        longest=judge.max_tokens,
         wave=wave,
     )
 
@@ -322,10 +325,11 @@ def _asked_calls(reward: Reward, protocol: Protocol, number: int, text: Text, wa
                 ),
                 prefill=CRITERION_PREFIX if judge.endpoint is None else None,
                 text=text,
+                longest=judge.max_tokens,
                 wave=behind,
             )
         if reward.judge_task == "answer" or (is_shown and calls):
-            calls.append(answer_call(text, wave))
+            calls.append(answer_call(text, wave, judge.max_tokens))
         if judge.endpoint is not None:
             calls = [replace(call, role="outside") for call in calls]
     if reward.scorer is not None:

@@ -243,7 +243,7 @@ class Config(AskedConfig):
     def make_plan(self) -> Plan:
         """Check all options and load the problems; no model is loaded."""
         from viva.recipes.judges import with_checked_judge
-        from viva.recipes.plan import at_least, check_answers, plan_run
+        from viva.recipes.plan import at_least, plan_run
         from viva.recipes.strategies import DEFAULT_HINT, EfficientReward, find_strategies
 
         at_least(
@@ -281,7 +281,7 @@ class Config(AskedConfig):
         )
         _check_read(self, strategies, reward)
         if reward is None or reward.needs_answers:
-            check_answers(plan)
+            _check_answers(plan)
         return with_checked_judge(plan, game.reward if game else reward, self.judge_text())
 
     async def build_training(self, plan: Plan, opened: OpenRun) -> Training:
@@ -451,6 +451,15 @@ def _check_units(config: Config, estimator: Estimator) -> None:
         f"strategies are paid in, and the baseline {baseline} of {config.estimator} is one mean over all samples of a "
         f"problem; use {fix}, or conversation_reward=verifier"
     )
+
+
+def _check_answers(plan: Plan) -> None:
+    missing = [item.question for item in plan.order.items if item.answer is None]
+    if missing:
+        raise ValueError(
+            f"every problem needs a known answer; {len(missing)} of {len(plan.order.items)} have none, the first is "
+            f"{missing[0][:80]!r}. Give them in the key answer, or name the column with hf_answer_column."
+        )
 
 
 def _try_once(name: str, factory: StrategyFactory, task: Task) -> None:

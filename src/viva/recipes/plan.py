@@ -248,16 +248,6 @@ def _check_penalty(config: RecipeConfig) -> None:
         raise ValueError(f"kl_penalty_coef={config.kl_penalty_coef:g} {told}")
 
 
-def check_answers(plan: Plan) -> None:
-    """Refuse problems to train on without a known answer, for a reward that needs them."""
-    missing = [item.question for item in plan.order.items if item.answer is None]
-    if missing:
-        raise ValueError(
-            f"every problem needs a known answer; {len(missing)} of {len(plan.order.items)} have none, the first is "
-            f"{missing[0][:80]!r}. Give them in the key answer, or name the column with hf_answer_column."
-        )
-
-
 def at_least(config: Any, smallest: Mapping[str, int]) -> None:
     """Refuse options below the smallest allowed value, or beyond all sense; what is left out (``None``) passes."""
     for name, bound in smallest.items():

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from viva.conversation.messages import did_you_mean
 from viva.conversation.roles import Roles
 from viva.eval.direct import DirectEvaluator
-from viva.judging.judge import JudgeOptions, SamplingClient
+from viva.judging.judge import SamplingClient
 from viva.recipes.common import OpenRun
 from viva.recipes.evaluation.target import Target, find_target, open_policy
 from viva.rewards.base import Reward
@@ -118,7 +118,7 @@ def with_checked_policies(plan: Plan, roles: Roles | None, reward: Reward, judge
     """
     judge = reward.judge
     is_own = judge is not None and judge.model is None and judge.endpoint is None
-    asks = is_own or reward.scorer is not None
+    asks = is_own or (reward.scorer is not None and reward.scorer.model is None)
     if judge_member is not None and (roles is None or not asks):
         why = "policies=shared" if roles is None else f"the reward {reward.name} asks no policy of the run"
         raise ValueError(f"judge_member={judge_member} would change nothing: {why}; leave it out")
@@ -145,17 +145,20 @@ def with_checked_policies(plan: Plan, roles: Roles | None, reward: Reward, judge
             num_policies += past.most - 1
     told = ", ".join(f"{name} {weights}" for name, weights in roles.weights.items())
     record = {**plan.record, _RECORD: digests} if digests else plan.record
-    summary = f"{plan.summary}; policies: {told}{_judge_in_words(judge, judging if asks else None)}"
+    summary = f"{plan.summary}; policies: {told}{_asked_in_words(reward, judging)}"
     return replace(plan, record=record, summary=summary, num_policies=num_policies)
 
 
-def _judge_in_words(judge: JudgeOptions | None, member: str | None) -> str:
-    """Who judges or scores, a member of the run or another; empty where nobody does."""
-    if member is None:
-        if judge is None:
-            return ""
-        return f"; judge: {judge.model if judge.endpoint is None else judge.endpoint.model}"
-    return f"; judge: {member}{'' if judge is None or judge.policy == 'current' else f' ({judge.policy})'}"
+def _asked_in_words(reward: Reward, member: str) -> str:
+    """Who judges or scores, a member of the run or another model; empty where nobody does."""
+    asked = reward.judge or reward.scorer
+    if asked is None:
+        return ""
+    role, endpoint = ("scorer", None) if reward.judge is None else ("judge", reward.judge.endpoint)
+    other = asked.model if endpoint is None else endpoint.model
+    if other is not None:
+        return f"; {role}: {other}"
+    return f"; {role}: {member}{'' if asked.policy == 'current' else f' ({asked.policy})'}"
 
 
 async def open_members(roles: Roles, plan: Plan, opened: OpenRun) -> Members:

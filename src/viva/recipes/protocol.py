@@ -244,7 +244,7 @@ class ConversationConfig(AskedConfig):
     def make_plan(self) -> Plan:
         """Check all options and load the prompts; conversations that need a partner have one."""
         from viva.recipes.judges import with_checked_judge
-        from viva.recipes.plan import at_least, check_answers, plan_run
+        from viva.recipes.plan import at_least, plan_run
 
         game = self.game()
         at_least(self, {"initial_judge_pairs": 0})
@@ -254,13 +254,7 @@ class ConversationConfig(AskedConfig):
             record["levels"] = {name: asdict(level) for name, level in levels.items()}
         recipe = type(self).__module__.rpartition(".")[2]
         plan = plan_run(self, recipe=recipe, summary=self.summary(), record=record)
-        if game.reward.needs_answers:
-            check_answers(plan)
-        if self.stop_at and all(item.answer is None for item in plan.order.items):
-            raise ValueError(
-                f"stop_at watches {', '.join(self.stop_at)}, which needs known answers, and no problem to train on has "
-                "one; give some, or stop_on with alarms that need none"
-            )
+        _check_answers(plan, game.reward, self.stop_at)
         plan = with_checked_judge(plan, game.reward, self.judge_text())
         if (roles := self.roles(game)) is not None or self.judge_member is not None:
             from viva.recipes.policies import with_checked_policies
@@ -273,6 +267,21 @@ class ConversationConfig(AskedConfig):
     def controlled_by(self) -> str:
         """The control in words, for summaries; empty without one."""
         return "" if self.control is None else f", control {self.control}"
+
+
+def _check_answers(plan: Plan, reward: Reward, stop_at: Mapping[str, float] | None) -> None:
+    """Refuse what needs known answers where no problem to train on has one; of some, those without are void."""
+    if any(item.answer is not None for item in plan.order.items):
+        return
+    none = "known answers, and no problem to train on has one"
+    if reward.needs_answers:
+        raise ValueError(
+            f"the reward {reward.name} needs {none}; give them in the key answer, or use majority"
+        )
+    if stop_at:
+        raise ValueError(
+            f"stop_at watches {', '.join(stop_at)}, which needs {none}; give some, or use stop_on, which needs none"
+        )
 
 
 def _check_partners(plan: Plan) -> None:

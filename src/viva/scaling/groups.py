@@ -43,13 +43,14 @@ class Text:
     count: Counter
     template: Template = field(default_factory=Template)
     longest: float = inf
-    """Tokens at which replies are cut."""
+    """Tokens at which replies of the policy are cut."""
 
-    def cut(self, longest: float) -> "Text":
-        """The same with every reply of the policy cut, and what later prompts show of it."""
+    @property
+    def said(self) -> Lengths:
+        """Lengths of the policy's own words, each of which is cut; a reply of several is shown to others as a whole."""
         names = ("solution_tokens", "remark_tokens", "ranking_tokens")
-        own = {name: min(longest, getattr(self.lengths, name)) for name in names}
-        return replace(self, lengths=chz.replace(self.lengths, **own), longest=longest)
+        own = {name: min(self.longest, getattr(self.lengths, name)) for name in names}
+        return chz.replace(self.lengths, **own)
 
     def reply(self, tokens: float) -> float:
         """Tokens of a reply with its end."""
@@ -104,7 +105,7 @@ def conversation_calls(
                     ]
                     calls += [_pair_call(protocol, each, prompts, wave) for each in asked]
                     continue
-                reply = _reply_text(segment.name, view, text.lengths, prompts)
+                reply = _reply_text(segment.name, view, text.said, prompts)
                 asked = protocol.prompt(question, before, view, lane)
                 prompt = prompts.blocks([("system", protocol.system_prompt), ("user", asked)])
                 tokens, is_trained = text.reply(prompts.tokens(reply)), True
@@ -174,34 +175,36 @@ def judge_calls(
     messages: Callable[[str, Sequence[str], str], Sequence[tuple[str, str]]],
     prefill: str | None,
     text: Text,
+    longest: float,
     wave: int,
 ) -> list[Call]:
     """A judge's calls about the solutions that are shown in each, by key (`solution_key`).
 
-    `messages` makes role and text of a prompt from problem, solutions and a text of a solution's length, the judge's
-    own answer; `prefill` is what the reply is made to begin with if one label is read from its next token, ``None`` if
-    a verdict is written.
+    `messages` makes role and text of a prompt from problem, solutions and the judge's own answer, as long as a
+    solution; that and its verdict are cut at `longest` tokens. `prefill` is what the reply is made to begin with if one
+    label is read from its next token, ``None`` if a verdict is written.
     """
     prompts, question = text.prompts()
-    own = prompts.marker("own answer", text.lengths.solution_tokens)
+    own = prompts.marker("own answer", min(longest, text.lengths.solution_tokens))
     solutions = {
-        key: prompts.marker(key, text.lengths.solution_tokens)
+        key: prompts.marker(key, text.said.solution_tokens)
         for key in dict.fromkeys(key for keys in shown for key in keys)
     }
     calls: list[Call] = []
     for keys in shown:
         asked = messages(question, [solutions[key] for key in keys], own)
         prompt = prompts.blocks(asked, prefill=prefill or "")
-        reply = 1.0 if prefill is not None else text.lengths.verdict_tokens
+        reply = 1.0 if prefill is not None else min(longest, text.lengths.verdict_tokens)
         calls.append(Call(prompt=prompt, reply=reply, role="judge", wave=wave))
     return calls
 
 
-def answer_call(text: Text, wave: int) -> Call:
-    """A judge's own answer to the bare problem."""
+def answer_call(text: Text, wave: int, longest: float) -> Call:
+    """An answer to the bare problem of so many tokens at most."""
     prompts, question = text.prompts()
     prompt = prompts.blocks([("user", question)])
-    return Call(prompt=prompt, reply=text.reply(text.lengths.solution_tokens), role="judge", wave=wave)
+    reply = min(longest, text.lengths.solution_tokens + _STOP_TOKENS)
+    return Call(prompt=prompt, reply=reply, role="judge", wave=wave)
 
 
 def scorer_calls(
@@ -216,7 +219,7 @@ def scorer_calls(
     `messages` makes role and text of a prompt from the problem and the solution that is shown, if one is.
     """
     prompts, question = text.prompts()
-    solutions = [prompts.marker(("solution", place), text.lengths.solution_tokens) for place in range(number)]
+    solutions = [prompts.marker(("solution", place), text.said.solution_tokens) for place in range(number)]
     pairs: list[tuple[str | None, str]] = [(None, target) for target in solutions] if number > 1 else []
     pairs += permutations(solutions, 2)
     return [
@@ -296,8 +299,8 @@ def _of_feedback(
 ) -> list[Call]:
     calls: list[Call] = []
     for place in range(strategy.group_size):
-        attempt = prompts.marker(("attempt", place), text.lengths.solution_tokens)
-        said = strategy.said or prompts.marker(("feedback", place), text.lengths.remark_tokens)
+        attempt = prompts.marker(("attempt", place), text.said.solution_tokens)
+        said = strategy.said or prompts.marker(("feedback", place), text.said.remark_tokens)
         messages = [("user", question), ("assistant", attempt)]
         own = trained
         if strategy.train_behind == "attempt":

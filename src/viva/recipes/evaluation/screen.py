@@ -238,6 +238,9 @@ def _default_talks(options: ScreenOptions) -> dict[str, ConversationConfig]:
             f"kinds=[] holds none of the {options.conversations} conversations that are asked for; name one, or leave "
             "conversations out"
         )
+    if "conversation" not in options.kinds:
+        why, remedy = "only the kind conversation has rounds to count", "add it to kinds, or leave it out"
+        refuse_given(options, ScreenOptions(), ["max_rounds"], why, remedy)
     return {kind: _talk(kind, options) for kind in options.kinds}
 
 
