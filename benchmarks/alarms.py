@@ -120,7 +120,6 @@ def train(
     from viva.recipes.critique_self_play import Config
     from viva.recipes.loop import direct_sampler
     from viva.training.loop import train as train_run
-    from viva.training.service import end_session
 
     config = parse_options(Config, [f"{name}={value}" for name, value in options.items()])
 
@@ -144,7 +143,6 @@ def train(
             return opened.folder.log.metrics()
         finally:
             opened.folder.close()
-            await end_session(opened.service, "success")  # an engine that is not closed keeps its memory
 
     return asyncio.run(go())
 

@@ -159,7 +159,6 @@ def run_once(arm: str, seed: int, folder: Path, settings: Mapping[str, str]) -> 
     from viva.recipes.common import open_run
     from viva.recipes.math_efficiency import Config
     from viva.training.loop import train
-    from viva.training.service import end_session
 
     changes = {name: value for name, value in settings.items() if name not in ("tokens", "problems")}
     options = options_of(arm, folder, seed, int(settings["problems"])) | changes
@@ -175,11 +174,8 @@ def run_once(arm: str, seed: int, folder: Path, settings: Mapping[str, str]) -> 
         ]
         budget = TokenBudget(int(settings["tokens"]))
         training = replace(training, evaluators=evaluators, stop_rule=budget)
-        try:
-            if not await train(training):
-                raise SystemExit(f"interrupted in {folder}; the lines so far are kept, this run begins anew")
-        finally:
-            await end_session(opened.service, "success")  # an engine that is not closed keeps its memory
+        if not await train(training):
+            raise SystemExit(f"interrupted in {folder}; the lines so far are kept, this run begins anew")
 
     started, worked = time.monotonic(), time.process_time()
     asyncio.run(go())

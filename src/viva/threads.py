@@ -45,8 +45,8 @@ _CGROUP_V1 = Path("/sys/fs/cgroup/cpu")
 def prepare_threads() -> int:
     """Set threads and passive waiting for OpenMP and MKL, and what kernels and memory are kept, unless the user has.
 
-    Call it before torch is imported; afterwards it bounds the kernels that are kept,
-    if no product was computed yet, and changes nothing else.
+    Call it before torch is imported. Afterwards it bounds the kernels that are kept, if no product was computed yet,
+    and changes nothing else.
 
     Returns:
         The number of threads torch will use by these settings.

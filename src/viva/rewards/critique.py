@@ -174,12 +174,12 @@ class PeerReview(Reward):
         metrics_A = _metrics(
             conversation, scores, votes, judged, correct_initial=correct_initial, correct=correct
         )
-        rewards: dict[tuple[int, int], float] = {}
+        paid_streams, rewards = self._paid_streams, dict[tuple[int, int], float]()
         for agent_id, total in scores.totals.items():
             diag = self.rules.weights["r_diag"] * scores.r_diag[agent_id]
-            if self._paid_streams - {"r_diag"}:
+            if paid_streams - {"r_diag"}:
                 rewards[agent_id, 0] = total - diag
-            if "r_diag" in self._paid_streams:
+            if "r_diag" in paid_streams:
                 rewards[agent_id, 1] = diag
         return Scored(rewards=rewards, metrics=metrics_A, credit=credit)
 

@@ -192,7 +192,8 @@ class SerlVotes(Reward):
 
     def earning(self, protocol: Protocol, turns: Sequence[Turn]) -> list[bool]:
         """Solutions and the votes on the last ones."""
-        return [turn.segment in ("proposal", "revision", "verdict") for turn in turns]
+        can_earn = super().earning(protocol, turns)
+        return [can and turn.segment in _SEGMENTS for can, turn in zip(can_earn, turns, strict=True)]
 
     async def score(self, played: Played) -> Scored:
         """Count the ballots."""

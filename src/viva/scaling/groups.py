@@ -84,7 +84,7 @@ def conversation_calls(
     Replies that earn are trained, or all, without `earning`. Replies to segments of the user's own are as long as
     solutions. Several policies (`roles`) share no prefix, and those that take part alone are not trained.
     """
-    prompts, question = text.prompts()
+    (prompts, question), said = text.prompts(), text.said
     turns: list[Turn] = []
     calls: list[Call] = []
     places: list[int] = []
@@ -105,7 +105,7 @@ def conversation_calls(
                     ]
                     calls += [_pair_call(protocol, each, prompts, wave) for each in asked]
                     continue
-                reply = _reply_text(segment.name, view, text.said, prompts)
+                reply = _reply_text(segment.name, view, said, prompts)
                 asked = protocol.prompt(question, before, view, lane)
                 prompt = prompts.blocks([("system", protocol.system_prompt), ("user", asked)])
                 tokens, is_trained = text.reply(prompts.tokens(reply)), True
@@ -186,9 +186,9 @@ def judge_calls(
     """
     prompts, question = text.prompts()
     own = prompts.marker("own answer", min(longest, text.lengths.solution_tokens))
+    length = text.said.solution_tokens
     solutions = {
-        key: prompts.marker(key, text.said.solution_tokens)
-        for key in dict.fromkeys(key for keys in shown for key in keys)
+        key: prompts.marker(key, length) for key in dict.fromkeys(key for keys in shown for key in keys)
     }
     calls: list[Call] = []
     for keys in shown:
@@ -219,7 +219,8 @@ def scorer_calls(
     `messages` makes role and text of a prompt from the problem and the solution that is shown, if one is.
     """
     prompts, question = text.prompts()
-    solutions = [prompts.marker(("solution", place), text.said.solution_tokens) for place in range(number)]
+    length = text.said.solution_tokens
+    solutions = [prompts.marker(("solution", place), length) for place in range(number)]
     pairs: list[tuple[str | None, str]] = [(None, target) for target in solutions] if number > 1 else []
     pairs += permutations(solutions, 2)
     return [
@@ -298,9 +299,10 @@ def _of_feedback(
     strategy: Strategy, trained: TrainedReply, question: str, prompts: Prompts, text: Text
 ) -> list[Call]:
     calls: list[Call] = []
+    lengths = text.said
     for place in range(strategy.group_size):
-        attempt = prompts.marker(("attempt", place), text.said.solution_tokens)
-        said = strategy.said or prompts.marker(("feedback", place), text.said.remark_tokens)
+        attempt = prompts.marker(("attempt", place), lengths.solution_tokens)
+        said = strategy.said or prompts.marker(("feedback", place), lengths.remark_tokens)
         messages = [("user", question), ("assistant", attempt)]
         own = trained
         if strategy.train_behind == "attempt":
